@@ -13,7 +13,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.base.sizes import bytes_text
-from bench.node_check.recompute_any import results_of
+from bench.node_check.recompute_any import trained_run
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import failure_text, interval_text
 from bench.report.read_bundles import check_all
@@ -87,7 +87,7 @@ def _read(paths: Iterable[Path]) -> Iterator[tuple[Path, Results]]:
     for path, verdict in check_all(paths):
         if isinstance(verdict, Exception):
             raise SystemExit(str(verdict))
-        yield path, results_of(verdict)
+        yield path, trained_run(verdict).results
 
 
 def section(key: Key, table: Table) -> Iterator[str]:

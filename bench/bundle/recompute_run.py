@@ -34,6 +34,7 @@ from bench.bundle.plausibility import (
 from bench.bundle.stated_manifest import StatedManifest, check_software, read_stated
 from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.bundle.verdict import RunContents
+from bench.records.busy import BusyTime
 from bench.records.fastest import fastest_with_confidence
 from bench.records.marks import Cpus, Mark, all_marks, marks_of_other_work
 from bench.records.run_results import (
@@ -46,7 +47,7 @@ from bench.records.run_results import (
     reduce_trial,
     trial_results,
 )
-from bench.records.slowdown import Slowed, Span, slowed_trials
+from bench.records.slowdown import Slowed, Span, slowed_trials, trial_reading
 from bench.records.text import count_text
 from bench.records.trial import Ceiling, Failure, Gpu, Measurement, NodeFacts, Trial
 
@@ -95,7 +96,8 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
     measured = _read_samples(files, not_failed, results.ceilings, manifest_check)
     _require_summaries(results, trials, measured)
     _require_physics(results, trained, trials)
-    silent = _require_telemetry(files, _timed(results, trained, trials, measured), trained)
+    busy = BusyTime(_spans(measured), manifest.gpus_of(results.node))
+    silent = _require_telemetry(files, _timed(results, trained, trials, measured), trained, busy)
     reduced = [part for trial in measured.values() for part in (trial, trial.earlier) if part]
     spent_seconds = sum(part.seconds for part in reduced)
     spent_seconds += sum(entry.proof.seconds for entry in results.trials if entry.proof)
@@ -112,6 +114,7 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
         not_recomputed=_not_recomputed(results),
         slowed=slowed,
         marks=marks,
+        busy_shares=busy.shares(),
         step_seconds={
             name: tuple(part.step_seconds for part in (trial, trial.earlier) if part)
             for name, trial in measured.items()
@@ -173,13 +176,17 @@ def _require_physics(results: Results, trained: Sequence[Gpu], trials: Mapping[s
 
 
 def _require_telemetry(
-    files: Files, timed: Mapping[str, ClaimedRate], trained: Sequence[Gpu]
+    files: Files, timed: Mapping[str, ClaimedRate], trained: Sequence[Gpu], busy: BusyTime
 ) -> frozenset[str]:
-    """Refuse trials that telemetry contradicts; return the trials that nothing in it bounds."""
+    """Refuse trials that telemetry contradicts; return the trials that nothing in it bounds.
+
+    Notes on the way, in `busy`, how much of the time the GPUs ran kernels: parsing telemetry takes long.
+    """
     if not trained:
         return frozenset()
     lines = files.lines("telemetry.jsonl") if "telemetry.jsonl" in files.sha256 else ()
-    return require_telemetry(lines, timed, trained)
+    readings = filter(None, map(trial_reading, lines))
+    return require_telemetry(busy.noting(readings), timed, trained)
 
 
 def _timed(

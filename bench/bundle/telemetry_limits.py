@@ -1,6 +1,6 @@
 """Refuse trials that the telemetry of their own GPUs contradicts: clock, power and energy. Pure.
 
-In: the lines of telemetry.jsonl, and the rate of each trial on one GPU. Out: VerificationFailed for a rate
+In: the readings of telemetry.jsonl, and the rate of each trial on one GPU. Out: VerificationFailed for a rate
 that a GPU cannot reach at the clock or the power that it reported, or for more energy than its board draws.
 Only GPUs that trained and that the catalogue knows are judged, each by itself, and only by what they report.
 """
@@ -17,7 +17,7 @@ from bench.base.frozen import dataclass
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.bundle.physical_limits import MAX_SHARE_OF_PEAK
 from bench.records.marks import AROUND_SECONDS
-from bench.records.slowdown import trial_reading
+from bench.records.slowdown import TrialReading
 from bench.records.trial import Gpu
 
 # No GPU of the catalogue has a lower clock at its vendor's peak. A GPU may lower its clock for the whole run,
@@ -72,7 +72,7 @@ class _GpuReadings:
 
 
 def require_telemetry(
-    lines: Iterable[bytes], timed: Mapping[str, ClaimedRate], trained: Sequence[Gpu]
+    readings: Iterable[TrialReading], timed: Mapping[str, ClaimedRate], trained: Sequence[Gpu]
 ) -> frozenset[str]:
     """Refuse a trial whose rate its GPUs' readings contradict; `timed` is keyed by trial id.
 
@@ -80,7 +80,7 @@ def require_telemetry(
     """
     courses: dict[tuple[str, int], _GpuReadings] = defaultdict(_GpuReadings)
     top_mhz: dict[int, float] = defaultdict(float)
-    for reading in filter(None, map(trial_reading, lines)):
+    for reading in readings:
         at, trial = reading.at, timed.get(reading.trial)
         for index, figures in enumerate(reading.gpus[: len(trained)]):
             top_mhz[index] = max(top_mhz[index], _number(figures, "sm_mhz"))

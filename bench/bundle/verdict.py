@@ -65,14 +65,16 @@ class RunContents(Contents):
     results: Results
     stated: StatedManifest
     step_seconds: Mapping[str, tuple[tuple[float, ...], ...]]  # by trial, of each measurement
+    busy_shares: Mapping[str, float]  # of the time in which GPUs ran kernels, by trial, if telemetry has it
 
     def facts(self) -> dict[str, object]:
-        """Return the field "recomputed" with what only training runs have: notes, slowed trials, marks."""
+        """Return the field "recomputed" with what only training runs have, such as marks."""
         return Contents.facts(self) | {
             "on_trust": self.notes,
             "not_recomputed": self.not_recomputed,
             "slowed": self.slowed,
             "marks": self.marks,
+            "busy_shares": self.busy_shares,
         }
 
 

@@ -306,10 +306,10 @@ def report_results(
 
 
 def _show_one(result: Result) -> None:
-    if result.trained is not None:
+    if (trained := result.trained) is not None:
         from bench.report.text.run_table import results_table
 
-        tell_block(results_table(result.trained.results, result.trained.slowed, result.trained.marks))
+        tell_block(results_table(trained.results, trained.slowed, trained.marks, trained.busy_shares))
     if result.checked is not None:
         from bench.report.text.check_text import text
 

@@ -148,7 +148,8 @@ def _show(measured: MeasuredRun, request: RunArguments) -> None:
     if request.as_json:
         print_json(measured.to_json())
     else:
-        show(results_table(results, measured.slowed, measured.marks, request.shown_columns))
+        seen = (measured.slowed, measured.marks, measured.busy_shares)
+        show(results_table(results, *seen, request.shown_columns))
     by_reason: dict[str, list[str]] = {}
     for model, reason in without_figures(results).items():
         by_reason.setdefault(reason, []).append(model)

@@ -17,7 +17,7 @@ from bench.base.strict_json import to_json
 from bench.library.given import AnyPath, choice, path_of, quantity
 from bench.library.given_manifest import GivenManifest, manifest_of
 from bench.library.sealer import make_sealer
-from bench.node_check.recompute_any import AnyVerdict, results_of
+from bench.node_check.recompute_any import AnyVerdict, trained_run
 from bench.planning.manifest import Manifest
 from bench.records.marks import Mark
 from bench.records.run_results import Results
@@ -42,6 +42,7 @@ class MeasuredRun:
     results: Results
     slowed: Mapping[str, Slowed]  # trials in which a GPU was held back, by id
     marks: Mapping[str, tuple[Mark, ...]]  # of the trials that have any, by id
+    busy_shares: Mapping[str, float]  # of the time in which GPUs ran kernels, by trial, if telemetry has it
     signed_by: str  # fingerprint of the key
     certified_by: str | None = None  # fingerprint of the operator's key that certified that key
     received_at: str | None = None  # when the operator countersigned an earlier bundle
@@ -60,6 +61,7 @@ class MeasuredRun:
             "results": to_json(self.results),
             "slowed": to_json(self.slowed),
             "marks": to_json(self.marks),
+            "busy_shares": to_json(self.busy_shares),
         }
 
 
@@ -196,6 +198,7 @@ def _measured_run(finished: FinishedRun) -> MeasuredRun:
         results=finished.results,
         slowed=finished.slowed,
         marks=finished.marks,
+        busy_shares=finished.busy_shares,
         signed_by=PublicKey.of(seal.key).fingerprint,
         certified_by=seal.certificate.authority.fingerprint if seal.certificate else None,
         kept=finished.kept,
@@ -204,11 +207,13 @@ def _measured_run(finished: FinishedRun) -> MeasuredRun:
 
 def _earlier_run(bundle: Path, verdict: AnyVerdict) -> MeasuredRun:
     """Return the certified bundle that already answers this challenge."""
+    trained = trained_run(verdict)
     return MeasuredRun(
         bundle=bundle,
-        results=results_of(verdict),
-        slowed=verdict.contents.slowed,
-        marks=verdict.contents.marks,
+        results=trained.results,
+        slowed=trained.slowed,
+        marks=trained.marks,
+        busy_shares=trained.busy_shares,
         signed_by=verdict.fingerprint,
         certified_by=verdict.certified_by,
         received_at=verdict.received_at,

@@ -9,7 +9,6 @@ from bench.base.strict_json import DecodeError, strict_loads
 from bench.bundle.recompute_run import recompute_run
 from bench.bundle.verdict import RunContents, Verdict
 from bench.node_check import CHECK_SCHEMA
-from bench.records.run_results import Results
 
 if TYPE_CHECKING:
     from bench.bundle.verify import Files
@@ -38,8 +37,3 @@ def trained_run(verdict: AnyVerdict) -> RunContents:
     if not isinstance(verdict.contents, RunContents):
         raise BadInput("is a node check, without models", where=verdict.path, advice="bench compare shows it")
     return verdict.contents
-
-
-def results_of(verdict: AnyVerdict) -> Results:
-    """Return the results of a run that trained; BadInput for a node check."""
-    return trained_run(verdict).results

@@ -65,7 +65,7 @@ from bench.bundle.tar_format import (
 )
 from bench.bundle.verdict import Note, Verdict
 from bench.bundle.verify import Recompute, TrustRules, verify_bundle
-from bench.node_check.recompute_any import recompute, results_of
+from bench.node_check.recompute_any import recompute, trained_run
 from bench.planning.manifest import resolve_models
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest_with_confidence
@@ -570,7 +570,7 @@ def test_a_proof_that_failed(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     failed = {"unproven": {"kind": "crashed", "reason": "killed"}}
     real(path, lambda results: results["trials"][0].update(failed, proof=None))
-    (trial,) = results_of(verdict(path, recompute)).trials
+    (trial,) = trained_run(verdict(path, recompute)).results.trials
     assert (trial.proof, to_json(trial.unproven)) == (None, failed["unproven"])
     real(path, lambda results: results["trials"][0].update(failed))
     refused(path, "trial 37847c3eb4b925eb: unproven does not follow from the samples", recompute)
@@ -750,7 +750,7 @@ def test_a_failure_reason_may_have_several_lines_and_is_shown_as_one(tmp_path: P
         results["winners"] = []
 
     real(path, fail, samples=b"")
-    found = results_of(verdict(path, recompute))
+    found = trained_run(verdict(path, recompute)).results
     assert "level" in results_table(found)
     assert not any(line.startswith("level") for line in results_table(found).splitlines())
 

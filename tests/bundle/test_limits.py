@@ -15,6 +15,7 @@ from bench.bundle import telemetry_limits
 from bench.bundle.physical_limits import Peak, require_ceiling, require_memory, require_names, require_rate
 from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.records.estimate import estimate
+from bench.records.slowdown import trial_reading
 from bench.records.trial import Ceiling, Gpu, NodeFacts, StepSample, Trial
 from bench.training.models import Flops
 from tests.builders import MODEL, RECIPE, measurement, trial
@@ -189,7 +190,8 @@ def report(*gpus: Reading, names: Sequence[str] = (H200,), times: Sequence[float
     """
     lines = (canonical_json({"at": at, "trial": "t", "gpus": [gpu(at) for gpu in gpus]}) for at in times)
     claimed = ClaimedRate(10.0, 20.0, 500e12, (1000e12,) * len(names))
-    return require_telemetry(lines, {"t": claimed}, node(*names).gpus)
+    readings = filter(None, map(trial_reading, lines))
+    return require_telemetry(readings, {"t": claimed}, node(*names).gpus)
 
 
 def clock(timed: float, before: float = 0.0) -> Reading:

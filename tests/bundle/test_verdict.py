@@ -68,6 +68,7 @@ def test_the_document_tells_all_that_was_found() -> None:
             }
         },
         "marks": {"t1": [{"kind": "LOADED", "text": "5.0 of 8 CPUs were at work", "degree": 0.6}]},
+        "busy_shares": {"37847c3eb4b925eb": 1.0},
     }
 
 

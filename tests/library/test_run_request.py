@@ -15,7 +15,7 @@ import bench
 from bench.bundle.verify import verify_bundle
 from bench.library import run as running
 from bench.library.run import RunRequest, lead, refuse_lonely_move
-from bench.node_check.recompute_any import AnyVerdict, recompute, results_of
+from bench.node_check.recompute_any import AnyVerdict, recompute, trained_run
 from bench.planning.manifest import parse_manifest
 from bench.records.marks import Mark
 from bench.records.run_results import Results
@@ -46,7 +46,7 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> AnyVerdict:
 
 @pytest.fixture(scope="module")
 def results(verdict: AnyVerdict) -> Results:
-    return results_of(verdict)
+    return trained_run(verdict).results
 
 
 class Runner:
@@ -120,7 +120,7 @@ def test_a_run_returns_what_its_bundle_has(runner: Runner, results: Results, tmp
     assert (measured.earlier, measured.kept) == (False, False)
     assert measured.stopped == "the budget was spent"
     document: Any = measured.to_json()
-    assert list(document) == ["bundle", "results", "slowed", "marks"]
+    assert list(document) == ["bundle", "results", "slowed", "marks", "busy_shares"]
     assert document["bundle"] == str(tmp_path / "a.tar")
     assert document["results"]["run"]["id"] == results.run.id
     assert document["slowed"] == {}
@@ -179,9 +179,10 @@ def test_a_bundle_that_answers_the_challenge_is_returned_without_measuring(
     assert runner.answered == [(tmp_path / "run-7.tar", "nonce-9")]
     assert runner.executed == []
     assert (found.bundle, found.earlier) == (tmp_path / "run-7.tar", True)
-    assert found.results == results_of(verdict)
+    assert found.results == trained_run(verdict).results
     assert found.slowed == verdict.contents.slowed != {}
     assert found.marks == verdict.contents.marks != {}
+    assert found.busy_shares == trained_run(verdict).busy_shares
     assert (found.signed_by, found.certified_by) == (FINGERPRINT, "SHA256:operator")
     assert (found.received_at, found.kept) == ("2026-11-27T00:00:00Z", False)
 

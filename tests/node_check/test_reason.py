@@ -12,7 +12,7 @@ from bench.bundle.verdict import RunContents
 from bench.node_check import check_results
 from bench.node_check.judging.finding import Finding, Question, Verdict
 from bench.node_check.reason import REASON_BYTES, reason_of
-from bench.node_check.recompute_any import recompute, results_of
+from bench.node_check.recompute_any import recompute, trained_run
 
 
 def finding(verdict: Verdict, found: str, **more: Any) -> Finding:
@@ -78,10 +78,12 @@ def test_a_bundle_is_recomputed_as_what_its_results_say_they_are(monkeypatch: py
 def test_a_node_check_has_no_results_of_training() -> None:
     results: Any = object()
     stated: Any = object()
-    contents = RunContents(samples=0, measured_seconds=0.0, results=results, stated=stated, step_seconds={})
+    contents = RunContents(
+        samples=0, measured_seconds=0.0, results=results, stated=stated, step_seconds={}, busy_shares={}
+    )
     trained: Any = SimpleNamespace(contents=contents, path="a.tar")
-    assert results_of(trained) is results
+    assert trained_run(trained) is contents
     checked: Any = SimpleNamespace(contents=None, path="a.tar")
     with pytest.raises(BadInput) as refused:
-        results_of(checked)
+        trained_run(checked)
     assert (refused.value.where, refused.value.advice) == ("a.tar", "bench compare shows it")

@@ -76,8 +76,8 @@ def run(
     unread: Any = None  # no figure of a reproduction comes from the manifest
     return ReproducibleRun(
         samples=0, measured_seconds=0.0, results=replace(results, **changes), stated=unread,
-        step_seconds=step_seconds or {}, marks=marks or {}, courses=courses or {}, searched=searched,
-        losses=losses or {each.id: FirstLosses(8, (2.0, 1.0)) for each in trials},
+        step_seconds=step_seconds or {}, busy_shares={}, marks=marks or {}, courses=courses or {},
+        searched=searched, losses=losses or {each.id: FirstLosses(8, (2.0, 1.0)) for each in trials},
     )  # fmt: skip
 
 

@@ -154,7 +154,8 @@ def test_a_row_s_document_has_what_readers_need_and_nothing_else(found: Found) -
     assert list(to_json(found.row())) == [
         "path", "run_id", "started_at", "level", "trusted", "complete", "machine", "model", "family",
         "precision", "unit", "conditions", "searched", "software", "training_flops", "best", "attempts",
-        "watts", "telemetry", "close", "samples_sha256", "slowed", "marks", "products", "no_products",
+        "watts", "telemetry", "close", "samples_sha256", "slowed", "busy_share", "marks", "products",
+        "no_products",
     ]  # fmt: skip
 
 
@@ -181,6 +182,7 @@ def test_a_row_has_the_figures_of_its_fastest_trial(found: Found) -> None:
     marked = found.row(slowed={best.id: slowed}, marks={other: (mark,)})
     assert (marked.slowed, marked.marks) == (slowed, ())
     assert found.row(marks={trial.id: (mark,) for trial in found.run.results.trials}).marks == (mark,)
+    assert found.row(busy_shares={best.id: 0.5, other: 0.9}).busy_share == 0.5
 
 
 def test_trials_are_attempts_in_their_order(found: Found) -> None:

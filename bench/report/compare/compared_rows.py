@@ -150,6 +150,7 @@ class Row:
     close: UncertainFastest | None = None
     samples_sha256: str | None = None
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
+    busy_share: float | None = None  # of the time of `best` in which GPUs ran kernels
     marks: tuple[Mark, ...] = ()  # of `best`
     products: tuple[Products, ...] = ()  # what a pass of `best` multiplies
     no_products: str | None = None  # why that is not known; None in older bundles too
@@ -289,6 +290,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         close=_uncertain(*doubt, mfu, kinds) if doubt else None,
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
+        busy_share=run.busy_shares.get(best.id) if best else None,
         marks=run.marks.get(best.id, ()) if best else (),
         products=best.products if best else (),
         no_products=best.no_products if best else None,

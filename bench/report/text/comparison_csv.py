@@ -22,7 +22,7 @@ CSV_COLUMNS = (
     "slowed", "share_of_floor", "group", "searched", "half_width_another_day", "half_width_another_machine",
     "marks", "estimate", "low_days", "high_days", "at_peak_days", "buy_least_run_cost", "buy_most_run_cost",
     "rent_least_run_cost", "rent_most_run_cost", "mfu", "buy_units_per_currency", "rent_units_per_currency",
-    "node_kwh", "co2_kg",
+    "node_kwh", "co2_kg", "busy_share",
 )  # fmt: skip
 
 
@@ -90,6 +90,7 @@ def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
         "marks": "; ".join(f"{mark.kind}: {mark.text}" for mark in row.marks),
         "share_of_floor": best.share_of_floor,
         "mfu": best.mfu,
+        "busy_share": row.busy_share,
         "node_kwh": entry.node_kwh,
         "co2_kg": entry.co2_kg,
         **_csv_offers(entry),

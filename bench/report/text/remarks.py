@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bench.records.busy import waiting_text
 from bench.records.estimate import TO_SIGMA
 from bench.records.marks import MEANING, marked_text
 from bench.records.spread import shipped_spreads
@@ -50,6 +51,8 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
             yield f"gradients not checked: {machine}, {row.best.label}: {row.best.no_gradient_check}"
         if row.trained and (text := other_precision_text(row.products, row.trained, row.best.setting)):
             yield f"OTHER PRECISION: {machine}, {row.best.label}: {text}"
+        if text := waiting_text(row.busy_share, row.best.setting):
+            yield f"waits: {machine}, {row.best.label} at micro-batch {row.best.micro_batch}: {text}"
     yield from _left_out(part, comparison)
 
 

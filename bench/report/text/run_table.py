@@ -10,6 +10,7 @@ from bench.base.errors import cut, one_line
 from bench.base.sizes import bytes_text
 from bench.base.terminal import Column, Table, Wrapped, fitted_tables, wrapped
 from bench.bundle.verdict import Contents, RunContents, Verdict
+from bench.records.busy import waiting_text
 from bench.records.estimate import BETWEEN_PROCESSES
 from bench.records.fastest import ProcessSpread, fastest, process_spread, runner_up, wrong_settings
 from bench.records.gradients import GradientCheck
@@ -70,6 +71,7 @@ def results_table(
     results: Results,
     slowed: Mapping[str, Slowed] = MappingProxyType({}),
     marks: Mapping[str, tuple[Mark, ...]] = MappingProxyType({}),
+    busy_shares: Mapping[str, float] = MappingProxyType({}),
     chosen: Sequence[str] | None = None,
 ) -> str:
     """Format a block for each model, then the ceilings, doubts, and what was skipped.
@@ -84,7 +86,7 @@ def results_table(
         "\n".join(filter(None, [name, text, wrapped(_reasons(tried), " " * 4)]))
         for (name, tried), text in zip(trials.items(), found.texts, strict=True)
     ]
-    notes = [*_notes(results, slowed, marks), *left_out_line(found.left_out)]
+    notes = [*_notes(results, slowed, marks, busy_shares), *left_out_line(found.left_out)]
     return "\n\n".join([*blocks, wrapped(notes, " " * 4)])
 
 
@@ -170,7 +172,10 @@ def _reasons(trials: Sequence[TrialResult]) -> Iterator[str]:
 
 
 def _notes(
-    results: Results, slowed: Mapping[str, Slowed], marks: Mapping[str, tuple[Mark, ...]]
+    results: Results,
+    slowed: Mapping[str, Slowed],
+    marks: Mapping[str, tuple[Mark, ...]],
+    busy_shares: Mapping[str, float],
 ) -> Iterable[str]:
     yield "*  fastest of its model    batch  micro-batch x accumulation (x GPUs)    ±  95% interval"
     best: dict[tuple[str, str], float] = {}
@@ -187,6 +192,7 @@ def _notes(
             yield f"no floor  {trial.model}: {trial.no_floor}"
         yield from _about_gradients(trial)
     yield from multiplied(results, marks)
+    yield from waiting(results, marks, busy_shares)
     if not results.node.gpus and any(model.recipe.precision == "fp8" for model in results.models):
         yield f"fp8    {FP8_ON_CPU}"
     kind, software = software_line(results.node)
@@ -221,6 +227,16 @@ def multiplied(results: Results, marks: Mapping[str, tuple[Mark, ...]]) -> Itera
         for text, labels in others.items():
             named = first_of(list(dict.fromkeys(labels)), MOST_NAMED)
             yield f"OTHER PRECISION  {model.name}, {named}: {text}"
+
+
+def waiting(
+    results: Results, marks: Mapping[str, tuple[Mark, ...]], busy_shares: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield a line for each model in whose fastest trial the GPUs waited for the host."""
+    for model in results.models:
+        best = fastest(results.trials_of(model.name), marks)
+        if best is not None and (text := waiting_text(busy_shares.get(best.id), best.setting)):
+            yield f"waits  {model.name}, {best.label} at micro-batch {best.micro_batch}: {text}"
 
 
 def _about_gradients(trial: TrialResult) -> Iterable[str]:
@@ -272,4 +288,4 @@ def section(
     device = f"{len(node.gpus)} x {node.gpus[0].name}, driver {node.driver}" if node.gpus else node.cpu
     signed = f"run {verdict.run_id}, level {verdict.level}, signed by {verdict.fingerprint}"
     head = wrapped([f"{path}   {device}", signed], " " * 4)
-    return f"{head}\n\n{results_table(run.results, run.slowed, run.marks, chosen)}"
+    return f"{head}\n\n{results_table(run.results, run.slowed, run.marks, run.busy_shares, chosen)}"

@@ -22,7 +22,7 @@ from bench.records.text import (
 )
 from bench.report.compare.compared_rows import ComparedRun
 from bench.report.compare.energy import TelemetryCourse
-from bench.report.text.run_table import doubt_text, multiplied
+from bench.report.text.run_table import doubt_text, multiplied, waiting
 from bench.report.text.sparklines import Glyphs, bar, sparkline
 from bench.training.setting import Setting
 
@@ -70,7 +70,8 @@ def run_view(run: ComparedRun, glyphs: Glyphs, room: int | None, *, every: bool)
         for name, text in zip(kept, found, strict=True)
     ]
     course = "\n".join(_course(run, glyphs, room or USUAL_ROOM))
-    notes = [LEGEND, *multiplied(results, run.marks), *left_out]
+    lines = [*multiplied(results, run.marks), *waiting(results, run.marks, run.busy_shares)]
+    notes = [LEGEND, *lines, *left_out]
     return "\n\n".join([*blocks, course, wrapped(notes, " " * 4)])
 
 

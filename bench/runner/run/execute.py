@@ -58,6 +58,7 @@ class FinishedRun:
     kept: bool = False  # the bundle is an earlier attempt's, which an operator certified
     slowed: Mapping[str, Slowed] = field(default_factory=dict)  # by trial
     marks: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)  # by trial
+    busy_shares: Mapping[str, float] = field(default_factory=dict)  # by trial
 
 
 class BundleNotWritten(EnvironmentCannot):
@@ -213,7 +214,7 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:
     results = run.results(stopped)
     bundle = run.folder.with_suffix(".tar")
     if seal.certificate is None and is_certified(bundle):
-        return FinishedRun(results, bundle, seal, kept=True, slowed=run.slowed(), marks=run.marks())
+        return _finished(run, results, bundle, seal, kept=True)
     trials = run.trials()
     readings = run.folder / telemetry.FILE_NAME
     readings.touch()  # an interrupt may come before the first reading
@@ -238,4 +239,10 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:
         raise BundleNotWritten(error, run.folder, results) from None
     if stopped is None:
         run.record(RunEnded(bundle.name))
-    return FinishedRun(results, bundle, seal, slowed=run.slowed(), marks=run.marks())
+    return _finished(run, results, bundle, seal)
+
+
+def _finished(run: Run, results: Results, bundle: Path, seal: Seal, *, kept: bool = False) -> FinishedRun:
+    return FinishedRun(
+        results, bundle, seal, kept, slowed=run.slowed(), marks=run.marks(), busy_shares=run.busy_shares()
+    )

@@ -7,7 +7,7 @@ reads telemetry.jsonl. No torch.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from bench.base.strict_json import DecodeError, to_json
 from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import undecided
+from bench.records.busy import BusyTime
 from bench.records.fastest import fastest, fastest_with_confidence
 from bench.records.floor import FloorOrReason
 from bench.records.gradients import CheckOrReason, GradientCheck
@@ -35,7 +36,7 @@ from bench.records.run_results import (
     reduce_outcome,
     trial_results,
 )
-from bench.records.slowdown import Slowed, Span, slowed_trials
+from bench.records.slowdown import Slowed, Span, slowed_trials, trial_reading
 from bench.records.trial import (
     Ceiling,
     Failure,
@@ -266,6 +267,12 @@ class Run:
     def marks(self) -> Mapping[str, tuple[Mark, ...]]:
         """Return the marks of all trials. Reads all telemetry."""
         return self._marks(self._all_telemetry(), self.spans())
+
+    def busy_shares(self) -> Mapping[str, float]:
+        """Return, by trial, the share of the time in which its GPUs ran kernels. Reads all telemetry."""
+        busy = BusyTime(self.spans(), self.gpus_of_a_node)
+        deque(busy.noting(filter(None, map(trial_reading, self._all_telemetry()))), maxlen=0)
+        return busy.shares()
 
     def _all_telemetry(self) -> list[bytes]:
         path = self.folder / FILE_NAME
