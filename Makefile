@@ -15,7 +15,7 @@ E2E_WORKERS ?= 4
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.docs
 # Bundles in which every setting was measured.
-MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar results/every-setting-2xh100
+MEASURED := results/settings-h200 results/every-setting-2xh100
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 

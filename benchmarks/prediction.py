@@ -47,6 +47,7 @@ from bench.planning.prediction.step_time import (
     why_unpredicted,
     work_of,
 )
+from bench.records.busy import LEAST_BUSY_SHARE
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
 from bench.training.models import Counted, Model, Precision, counts_by_formula, family_of
@@ -118,6 +119,12 @@ class Row:
     rates: CardRates
     precision: Precision
     seconds: float
+    busy_share: float | None = None  # of the time in which the GPUs ran kernels, if it is known
+
+    @property
+    def waited(self) -> bool:
+        """Whether the GPUs waited for their host, whose time no prediction counts."""
+        return self.busy_share is not None and self.busy_share < LEAST_BUSY_SHARE
 
     def error(self, m: Multipliers) -> float:
         """Return the logarithm of the predicted over the measured time."""
@@ -141,7 +148,7 @@ def own_rows() -> Iterator[Row]:
         ((_, verdict),) = check_all([path], None)
         if not isinstance(verdict, Verdict) or not isinstance(verdict.contents, RunContents):
             continue
-        results = verdict.contents.results
+        results, busy_shares = verdict.contents.results, verdict.contents.busy_shares
         gpu = gpu_named(results.node.gpus[0].name) if results.node.gpus else None
         for trial in results.trials:
             if gpu is None or trial.estimate is None or not known_methods().keys() >= {*trial.setting}:
@@ -158,8 +165,8 @@ def own_rows() -> Iterator[Row]:
                 seconds = trial.estimate.step_seconds.value
                 group = group_of(model, counts)
                 part = StepPart(trial.micro_batch, trial.accumulation)
-                yield Row(place, model.name, group, gpu.name, trial.gpus, work, part,
-                          rates_of(gpu), model.recipe.precision, seconds)  # fmt: skip
+                yield Row(place, model.name, group, gpu.name, trial.gpus, work, part, rates_of(gpu),
+                          model.recipe.precision, seconds, busy_shares.get(trial.id))  # fmt: skip
 
 
 COUNTS: dict[str, Counted] = {}  # of models that were built, by their digests
@@ -373,6 +380,17 @@ def newest_from_older(own: Sequence[Row]) -> list[float]:
     return [row.error(by_older) for row in own if row.place.startswith(CAMPAIGN)]
 
 
+def left_to_the_host(waited: Sequence[Row], m: Multipliers) -> str:
+    """Say how many rows are left out because GPUs waited for their host, and how they would be predicted."""
+    shares = sorted(math.exp(row.error(m)) for row in waited)
+    models = len({row.model for row in waited})
+    count = f"{len(waited)} rows of {models} models, whose GPUs ran kernels in less than"
+    errors = (
+        f"{shares[0]:.2f} to {shares[-1]:.2f} of the measured time, median {statistics.median(shares):.2f}"
+    )
+    return f"left out: {count} {LEAST_BUSY_SHARE:.0%} of the time: predicted {errors}"
+
+
 def main() -> None:
     """Print the errors of fits that did not see what they predict; --write: write the fit of all rows."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -380,7 +398,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rows", action="store_true", help="print each row of the bundles with its error")
     asked = parser.parse_args()
-    own, public = list(own_rows()), list(public_rows())
+    own, waited = [], []
+    for row in own_rows():
+        (waited if row.waited else own).append(row)
+    public = list(public_rows())
     by_model = left_out(own, lambda row: row.model)
     dense, other = ([error for row, error in by_model if row.group == one] for one in ("dense", "other"))
     lines = [
@@ -405,6 +426,7 @@ def main() -> None:
     print(choices(by_model))
     print(covered(by_model))
     m = fitted(own)
+    print(left_to_the_host(waited, m))
     print(json.dumps(asdict(m)), file=sys.stderr)
     if asked.rows:
         for row, error in sorted(by_model, key=lambda pair: pair[1]):

@@ -41,8 +41,10 @@ class Questions:
         return questions
 
     def of_speed(self) -> Iterator[Question]:
-        plain = ["tf32", "fused-optimizer", "compile-blocks"]
+        plain = ["tf32", "gelu", "fused-optimizer", "compile-blocks", "cuda-graphs"]
         yield self.run("depthwise-bf16", 200, "convnext-large", 64, [plain, ["depthwise", *plain]])
+        clip = {"prove": {"steps": 3, "minutes": 1}, "timing": USUAL | {"warmup_seconds": 12}}
+        yield self.run("clip-vit-b-32", 200, "clip-vit-b-32", 512, ["free-lunch"], **clip)
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")
 
     def of_80_gb(self) -> Iterator[Question]:
@@ -53,8 +55,7 @@ class Questions:
         yield Question("hour", (*hour, "--out", str(self.out / "hour")), 3600)
 
     def of_two_gpus(self) -> Iterator[Question]:
-        yield self.settings("pythia-160m-settings-2gpus", 2, "pythia-160m", "64", "32")
-        yield self.settings("convnext-xl-settings-2gpus", 2, "convnext-xl", "32")
+        yield self.settings("pythia-160m-settings-2gpus", 2, "pythia-160m", "64")
 
     def run(
         self,

@@ -119,8 +119,8 @@ class TrialRun:
         """
         self.prepare()
         self.phase("first steps")
-        for _ in range(3):
-            self.step(min(2, self.trial.accumulation))
+        for passes in self.passes_before_proof():
+            self.step(passes)
         freeze_garbage_collector()
         self.device.synchronise()
         self.device.reset_peak()
@@ -136,6 +136,16 @@ class TrialRun:
                 self.device.synchronise()
                 elapsed = self.team.slowest(time.perf_counter() - started)
         return Proof(done, elapsed, int(self.team.slowest(self.peak_bytes())))
+
+    def passes_before_proof(self) -> tuple[int, ...]:
+        """Return the pass counts of the steps that a proof does not time.
+
+        A step that compares all its samples holds the whole batch in the host's memory, while as much is
+        loaded for the next step. The first two such steps are the first to use all of this memory.
+        """
+        whole = self.trial.accumulation
+        compares = self.trial.model.recipe.aim.compares_samples
+        return (min(2, whole),) * 3 + ((whole,) * 2 if compares else ())
 
     def prepare(self) -> None:
         """Build the strategy and open the data, within the trial's memory cap."""
