@@ -45,6 +45,9 @@ class Questions:
         yield self.run("depthwise-bf16", 200, "convnext-large", 64, [plain, ["depthwise", *plain]])
         clip = {"prove": {"steps": 3, "minutes": 1}, "timing": USUAL | {"warmup_seconds": 12}}
         yield self.run("clip-vit-b-32", 200, "clip-vit-b-32", 512, ["free-lunch"], **clip)
+        pays = (sys.executable, str(HERE / "would_it_pay.py"), "mixers-by-mamba-ssm", "falcon-h1-1.5b", "2")
+        methods = ("tf32", "kernels", "half-weights", "fused-optimizer", "compile-blocks")
+        yield Question("hybrid-mixers", (*pays, *methods), 400)
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")
 
     def of_80_gb(self) -> Iterator[Question]:
