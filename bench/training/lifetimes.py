@@ -8,9 +8,11 @@ a weight's gradient.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 SMALL = 1 << 20  # bytes; PyTorch's allocator keeps smaller tensors apart, in segments of two MiB
 
@@ -35,6 +37,18 @@ class BlockTensors:
 
     backward: int
     lifetimes: tuple[Lifetime, ...]
+
+    @property
+    def backward_bytes(self) -> int:
+        """Return the most bytes of a sample that the backward pass adds to what the forward pass kept."""
+        changes: defaultdict[int, int] = defaultdict(int)  # by operation
+        for tensor in self.lifetimes:
+            if tensor.born >= self.backward:
+                changes[tensor.born] += tensor.sample_bytes
+            if tensor.freed is not None and tensor.freed >= self.backward:
+                changes[tensor.freed + 1] -= tensor.sample_bytes
+        added = accumulate((changes[operation] for operation in sorted(changes)), initial=0)
+        return max(added)
 
     @property
     def gradients(self) -> list[Lifetime]:

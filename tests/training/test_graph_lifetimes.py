@@ -103,3 +103,16 @@ def test_lifetimes_are_read_as_they_were_written() -> None:
     assert to_text(tensors) == "7 8192+0@1-12 0+4194304@9-"
     assert from_text(to_text(tensors)) == tensors
     assert [one.size(samples=2) for one in tensors.lifetimes] == [16384, 4194304]
+
+
+def test_a_backward_pass_adds_what_it_writes_to_what_was_kept() -> None:
+    kept, dropped = (
+        Lifetime(100, 0, 2, 15),
+        Lifetime(40, 0, 3, 5),
+    )  # freed in the backward, and in the forward pass
+    written = Lifetime(30, 0, 12, 14), Lifetime(50, 0, 14, 20)  # both exist at operation 14
+    assert BlockTensors(10, (kept, dropped, *written)).backward_bytes == 80
+    after = Lifetime(120, 0, 16, 18)  # where the kept tensor is freed
+    assert BlockTensors(10, (kept, *written, after)).backward_bytes == 80
+    gradient = Lifetime(0, 10**9, 11, None)  # of a weight, which no sample adds to
+    assert BlockTensors(10, (kept, gradient)).backward_bytes == 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import Mistake
 from bench.base.frozen import dataclass
 from bench.base.strict_json import later
+from bench.training.lifetimes import from_text
 from bench.training.models.model import SDPA, Family, Flops, Model, OperationShapes, Parts
 from bench.training.setting import Setting, halves_weights, in_group, sharded_by
 
@@ -41,6 +42,13 @@ class Block:
     def freeing(self) -> Block:
         """The block if its backward pass puts gradients where it frees recomputed tensors."""
         return replace(self, backward=max(0, self.backward - (self.inside - self.entry)))
+
+    @property
+    def fused(self) -> Block:
+        """The block if its backward pass does not write what the compiler computes on the way."""
+        if not self.tensors:
+            return self
+        return replace(self, backward=min(self.backward, from_text(self.tensors).backward_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,8 @@ class Counted:
         """Find the footprint counted with a setting's kernels, compilation and dtype; None if none was.
 
         The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled
-        backward pass frees what it recomputed as soon as it has used it.
+        backward pass frees what it recomputed as soon as it has used it, and needs no more than the tensors
+        that the compiler writes.
 
         The method gelu does not change it, compiled or not: PyTorch keeps a layer's product with the bias for
         GELU, the kernels of bench keep it without the bias, and both keep the result for the next layer.
@@ -111,9 +120,10 @@ class Counted:
         how = ("kernels" in setting, in_group(setting, "compilation") is not None, halved)
         found = (entry for entry in self.footprints if (entry.kernels, entry.compiled, entry.halved) == how)
         footprint = next((entry.footprint for entry in found), None)
-        if footprint is None or not how[1] or "checkpointing" not in setting:
+        if footprint is None or not how[1]:
             return footprint
-        return replace(footprint, blocks=tuple(block.freeing for block in footprint.blocks))
+        blocks = (block.freeing if "checkpointing" in setting else block for block in footprint.blocks)
+        return replace(footprint, blocks=tuple(block.fused for block in blocks))
 
 
 class FamilyWithFormulas(Family):

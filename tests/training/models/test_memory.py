@@ -134,3 +134,23 @@ def test_a_compiled_block_that_recomputes_puts_gradients_where_it_frees() -> Non
         found = counts.footprint(model, setting)
         assert found is not None
         assert found.blocks[0].backward == expected
+
+
+def test_a_compiled_block_needs_no_more_than_the_compiler_writes() -> None:
+    """Run operation by operation, the plain scan of Mamba 2 writes many times what the compiler writes."""
+    eager = Block(2, entry=10, inside=100, backward=5000)
+    block = replace(eager, tensors="10 100+0@2-15 70+0@12-14")
+    way = CountedFootprint(False, True, False, Footprint(0, (block,), 0))
+    counts = Counted(Parts(0, ()), Flops(0), footprints=(way, replace(way, compiled=False)))
+    model = known_models()["tiny-vit"]
+    for setting, expected in (
+        (("compile-blocks",), 70),
+        (("compile-blocks", "checkpointing"), 70),
+        (("checkpointing",), 5000),
+        ((), 5000),
+    ):
+        found = counts.footprint(model, setting)
+        assert found is not None
+        assert found.blocks[0].backward == expected
+    assert replace(block, backward=60).fused.backward == 60
+    assert eager.fused == eager
