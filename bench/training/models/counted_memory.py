@@ -162,12 +162,15 @@ class _Ways:
             try:
                 self.counts[key] = _counted(self.model, count_of)
             except Exception as error:  # an architecture's code may raise anything
-                self.counts[key] = _reason(error)
+                whole = self.counts.get((way.kernels, False))
+                fails = "its code fails where weights are in half precision: " * isinstance(whole, _Count)
+                self.counts[key] = fails + _reason(error)
         return self.counts[key]
 
 
 def _reason(error: Exception) -> str:
-    return one_line(f"{type(error).__name__}: {error}")[:MOST_REASON]
+    named = "" if type(error) is LookupError else f"{type(error).__name__}: "  # which this module raises
+    return one_line(f"{named}{error}")[:MOST_REASON]
 
 
 def _counted(model: Model, count_of: Callable[..., _Count]) -> _Count:

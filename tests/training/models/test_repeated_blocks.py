@@ -242,7 +242,10 @@ def test_a_model_that_cannot_compute_with_half_weights_has_a_reason_for_them() -
     footprints = counted(model, tell=said.append).footprints
     assert {one.halved for one in footprints} == {False}
     (reason,) = said
-    assert reason.startswith("its memory is not counted with half weights: RuntimeError: expected scalar")
+    begins = (
+        "its memory is not counted with half weights: its code fails where weights are in half precision: "
+    )
+    assert reason.startswith(f"{begins}RuntimeError: expected scalar")
 
 
 def test_blocks_are_of_one_kind_whose_chances_to_be_skipped_rise() -> None:
