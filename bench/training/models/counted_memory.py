@@ -411,10 +411,10 @@ class _Count:
 
         Returns the lifetimes of its tensors, too.
         """
-        saved, tensors = torch_inside.tensors_when_compiled(
-            kind.first, lambda arguments, keywords: self._call(kind, arguments, keywords),
-            copied((kind.arguments, dict(kind.keywords))), self.samples,
-        )  # fmt: skip
+        given = copied((kind.arguments, dict(kind.keywords)))
+        call = partial(self._call, kind)
+        with transformers_inside.without_kept_results():
+            saved, tensors = torch_inside.tensors_when_compiled(kind.first, call, given, self.samples)
         return sum(size for size in saved if size % self.samples == 0) // self.samples, tensors
 
     @contextmanager

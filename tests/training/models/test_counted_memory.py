@@ -212,6 +212,7 @@ def test_blocks_that_are_told_the_size_of_pictures_are_counted(name: str) -> Non
     kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
     assert footprint_bytes(counts, model, ()) == pytest.approx(kept, rel=0.02)
     assert footprint_bytes(counts, model, ("kernels",)) < kept  # its scores have a bias, which a GPU fuses
+    assert counts.footprint(model, ("kernels", "compile-blocks"))  # a table of positions is made once a model
     batch = made_up_batch(model, 2)
     assert family.build(model, kernels=True)(pixel_values=batch["pixel_values"]).logits.shape == (2, 10)
 
