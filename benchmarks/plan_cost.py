@@ -52,7 +52,7 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 TYPES = (
     "jamba", "qwen3_next", "wavlm", "minimax", "switch_transformers", "longformer", "dbrx", "longt5",
-    "perceiver", "xlstm",
+    "perceiver", "xlstm", "falcon", "beit", "swin", "rwkv",
 )  # fmt: skip
 
 

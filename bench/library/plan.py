@@ -13,7 +13,7 @@ from bench.library.given_manifest import GivenManifest, manifest_of
 from bench.library.this_machine import probed
 from bench.planning.kernel_costs import KernelCost, kernel_costs
 from bench.planning.manifest import Manifest
-from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
+from bench.planning.plan import Plan, SettingPlan, make_plan, never_counted, target_of
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import shipped_fit
 from bench.planning.search.next_trial import settings_in_order
@@ -75,7 +75,7 @@ def plan(manifest: GivenManifest, *, gpus: int | None = None, gpu: str | None = 
     made = make_plan(loaded, target, rehearsal.counted)
     return PlannedRun(
         plan=made,
-        remarks=(*loaded.remarks, *rehearsal.remarks, *remarks_about_data(loaded)),
+        remarks=(*loaded.remarks, *rehearsal.remarks, *never_counted(made), *remarks_about_data(loaded)),
         likely=_predictions(loaded, made, rehearsal.counted),
         without_kernels=tuple(kernel_costs(loaded, target, _missing_kernels(target), rehearsal.counted)),
     )

@@ -27,7 +27,8 @@ from bench.training.methods import (
     ordered,
     refusal,
 )
-from bench.training.models import Counted, Model, Parts, counts_by_formula
+from bench.training.models import Counted, Model, Parts, counts_by_formula, family_of
+from bench.training.models.generic import TransformersFamily
 from bench.training.setting import NAIVE, Setting, in_group
 
 # A setting predicted to need more than this multiple of the memory is not tried; predictions can be wrong.
@@ -205,6 +206,23 @@ def _plan_setting(
         least_bytes=states,
         floor_days=_floor_days(model, setting, target, counts),
         host_bytes=host,
+    )
+
+
+def never_counted(made: Plan) -> tuple[str, ...]:
+    """Say of each model which of its settings have memory that is counted for no architecture of its kind."""
+    found = dict[str, list[str]]()
+    for cell in made.cells:
+        family = family_of(cell.model)
+        kernels, compiled = "kernels" in cell.setting, in_group(cell.setting, "compilation") is not None
+        if cell.predicted_bytes is None and isinstance(family, TransformersFamily):
+            counted = {(with_kernels, how) for with_kernels, hows in family.counted_ways() for how in hows}
+            if (kernels, compiled) not in counted:
+                found.setdefault(cell.model.name, []).append(cell.label)
+    return tuple(
+        f"{name}: the memory of {', '.join(labels)} is not counted: the compiler may fuse attention itself, "
+        "or not; kernels decides it"
+        for name, labels in found.items()
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.planning.manifest import Manifest, parse_manifest
-from bench.planning.plan import DRIVER_BYTES, EXCEEDED_BY, make_plan, may_not_fit, target_of
+from bench.planning.plan import DRIVER_BYTES, EXCEEDED_BY, make_plan, may_not_fit, never_counted, target_of
 from bench.planning.search.next_trial import next_trial, remaining
 from bench.records.trial import Gpu, NodeFacts, OutOfMemory, TimedOut
 from bench.training.methods import (
@@ -408,6 +408,16 @@ def test_the_plan_of_a_model_without_formulas_uses_counted_states() -> None:
     assert known.cells[0].least_bytes == SEVEN.parts.total * 18
     assert known.cells[0].floor_days == pytest.approx(3e14 * 8 * 1000 / 989.5e12 / 86_400, rel=0.01)
     assert not known.skipped
+
+
+def test_a_plan_says_of_which_settings_the_memory_is_never_counted() -> None:
+    """Attention is then compiled that PyTorch can fuse, and was not asked to."""
+    ways = ["naive", ["compile"], ["kernels", "compile"], ["compile-blocks"]]
+    (said,) = never_counted(make_plan(manifest(models=[LLAMA], methods=ways), H200))
+    assert said.startswith("llama-7b: the memory of compile, compile-blocks is not counted: the compiler may")
+    assert never_counted(make_plan(manifest(models=["pythia-160m"], methods=ways), H200)) == ()
+    known = manifest(models=[LLAMA], methods=["naive", ["kernels", "compile"]])
+    assert never_counted(make_plan(known, H200)) == ()
 
 
 def test_weights_that_fit_nowhere_are_not_tried_and_none_are_offloaded_where_the_host_is_small() -> None:

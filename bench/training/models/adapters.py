@@ -38,12 +38,19 @@ class FamilyWithAdapters(TransformersFamily):
     def __init__(self, family: Family) -> None:
         super().__init__(family.name)
         self.plain = family
+        # Counts the model without adapters, also if it has formulas.
+        self.counting = family if isinstance(family, TransformersFamily) else TransformersFamily(family.name)
         self.objectives = family.objectives
         self.defaults = family.defaults
         self.kernels = family.kernels
         self.keeps_fp32_weights = family.keeps_fp32_weights
         self.breaks_graph = family.breaks_graph
         self.uses_all_weights = family.uses_all_weights
+
+    @property
+    def kernels_of_attention(self) -> bool:
+        """Ask the family beneath: adapters ask for no attention."""
+        return self.counting.kernels_of_attention
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
         """Find what adapters rule out: fp8, optimizers of matrices, and families without adapters."""
@@ -81,10 +88,14 @@ class FamilyWithAdapters(TransformersFamily):
 
     def build_plain(self, model: Model, attention: str) -> nn.Module:
         """Build the model without adapters; the arguments are those of `build_with`."""
-        plain = self.plain
-        family = plain if isinstance(plain, TransformersFamily) else TransformersFamily(plain.name)
         with _weights_in_half(model):
-            return family.build_with(without_adapters(model), attention)
+            return self.counting.build_with(without_adapters(model), attention)
+
+    def build_for_memory(self, model: Model, attention: str) -> nn.Module:
+        """Build the module as the family beneath does, then add adapters."""
+        with _weights_in_half(model):
+            module = self.counting.build_for_memory(without_adapters(model), attention)
+        return _with_adapters(module, model)
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         """Return the blocks of the family beneath; their adapters are inside them."""

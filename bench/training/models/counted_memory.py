@@ -49,6 +49,7 @@ from bench.training.vendor.efficient_attention import gradient_of_bias, seen_bia
 from bench.training.vendor.known_integers import known_integers
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 # Samples of the counted pass; there may be many, because nothing is computed. The number is a prime that
@@ -57,6 +58,7 @@ SAMPLES = 1009
 FEW = (31, 37, 41, 43, 47, 53, 59, 61)  # samples of which whole numbers have contents
 MOST_REASON = 160  # letters
 MOST_SECONDS = 60  # of the processor; after them, no further way of computing is counted
+HEADS_DIMENSIONS = 4  # of queries: samples, heads, positions, width
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
@@ -160,12 +162,15 @@ class _Ways:
             try:
                 self.counts[key] = _counted(self.model, count_of)
             except Exception as error:  # an architecture's code may raise anything
-                self.counts[key] = _reason(error)
+                whole = self.counts.get((way.kernels, False))
+                fails = "its code fails where weights are in half precision: " * isinstance(whole, _Count)
+                self.counts[key] = fails + _reason(error)
         return self.counts[key]
 
 
 def _reason(error: Exception) -> str:
-    return one_line(f"{type(error).__name__}: {error}")[:MOST_REASON]
+    named = "" if type(error) is LookupError else f"{type(error).__name__}: "  # which this module raises
+    return one_line(f"{named}{error}")[:MOST_REASON]
 
 
 def _counted(model: Model, count_of: Callable[..., _Count]) -> _Count:
@@ -204,9 +209,9 @@ class _Kind:
 
     def entry(self, samples: int) -> int:
         """Bytes for a sample of the block's first input with a gradient; without one, of its first input."""
-        values = (*self.arguments, *self.keywords.values())
-        numbers = [value for value in values if hasattr(value, "numel") and value.is_floating_point()]
-        first = next((value for value in numbers if value.requires_grad), numbers[0])
+        tensors = tensors_of((self.arguments, dict(self.keywords)))
+        numbers = [tensor for tensor in tensors if tensor.is_floating_point()]
+        first = next((tensor for tensor in numbers if tensor.requires_grad), numbers[0])
         return int(first.numel() * first.element_size()) // samples
 
     def known(self, backward: int) -> BlockKind:
@@ -406,10 +411,10 @@ class _Count:
 
         Returns the lifetimes of its tensors, too.
         """
-        saved, tensors = torch_inside.tensors_when_compiled(
-            kind.first, lambda arguments, keywords: self._call(kind, arguments, keywords),
-            copied((kind.arguments, dict(kind.keywords))), self.samples,
-        )  # fmt: skip
+        given = copied((kind.arguments, dict(kind.keywords)))
+        call = partial(self._call, kind)
+        with transformers_inside.without_kept_results():
+            saved, tensors = torch_inside.tensors_when_compiled(kind.first, call, given, self.samples)
         return sum(size for size in saved if size % self.samples == 0) // self.samples, tensors
 
     @contextmanager
@@ -417,7 +422,7 @@ class _Count:
         import torch
 
         autocast = torch.autocast("cpu", dtype=self.half) if self.half else nullcontext()
-        with autocast, as_on_cuda(autocast=self.half is not None):
+        with autocast, as_on_cuda(autocast=self.half is not None), _fused_calls()(self.half):
             yield
 
 
@@ -470,7 +475,6 @@ def _keeping(samples: int) -> Iterator[_Kept]:
 @cache
 def kept_attention() -> str:
     """Register attention that computes nothing and keeps the tensors of fused kernels; return its name."""
-    operator = _attention_operator()
 
     def attend(
         _: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
@@ -482,18 +486,71 @@ def kept_attention() -> str:
         if (window := window_of(attention_mask)) is not None:
             # Counted as on a GPU, where FlashAttention takes windows in half precision.
             attention_mask = None if takes_window(key, value) else window_mask(query, window)
-        masked = attention_mask is not None
-        if query.size(1) != key.size(1) and (masked or not takes_grouped_heads(key, value)):
-            key, value = repeated_heads(query, key, value)
-        # In each layer, PyTorch turns a mask into numbers that are added to the scores.
-        bias = None if attention_mask is None else seen_bias(attention_mask.to(query.dtype), query, key)
-        out, _sums = operator(query, key, value, bias)
-        return out.transpose(1, 2).contiguous(), None
+        return _kept(query, key, value, attention_mask).transpose(1, 2).contiguous(), None
 
     register_attention(ATTENTION, attend)
     return ATTENTION
 
 
+def _kept(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the result of fused attention, which is not computed, and keep what its kernels keep."""
+    if query.size(1) != key.size(1) and (mask is not None or not takes_grouped_heads(key, value)):
+        key, value = repeated_heads(query, key, value)
+    # In each layer, PyTorch turns a mask into numbers that are added to the scores.
+    bias = None if mask is None else seen_bias(mask.to(query.dtype), query, key)
+    out: Tensor = _attention_operator()(query, key, value, bias)[0]
+    return out
+
+
+def _only_gpus_fuse(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, grouped: bool
+) -> bool:
+    """Whether PyTorch's kernels on a GPU keep something else for a call than those on a CPU, which is run."""
+    if query.dim() != HEADS_DIMENSIONS:
+        return False
+    if query.shape[:2] == key.shape[:2] == value.shape[:2]:
+        return mask is not None or dropout > 0 or query.size(-1) != value.size(-1)
+    return grouped and mask is None and takes_grouped_heads(key, value)
+
+
+@cache
+def _fused_calls() -> Callable[[torch.dtype | None], Any]:
+    """Return a context in which calls of fused attention keep what its kernels on a GPU keep.
+
+    Those on a CPU compute with dropout, with grouped heads, and with values of another width than keys as
+    plain products, and have no sums of a mask's tiles.
+    The context is given the precision to which autocast casts tensors; None without autocast.
+    """
+    import torch.nn.functional as F
+    from torch.overrides import TorchFunctionMode
+
+    names = ("query", "key", "value", "attn_mask")
+
+    class FusedCalls(TorchFunctionMode):
+        def __init__(self, half: torch.dtype | None) -> None:
+            super().__init__()
+            self.half = half
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            if func is F.scaled_dot_product_attention:
+                given = {**dict(zip((*names, "dropout_p"), args, strict=False)), **(kwargs or {})}
+                tensors = [self._cast(given.get(name)) for name in names]
+                if _only_gpus_fuse(
+                    *tensors, dropout=given.get("dropout_p", 0.0), grouped=given.get("enable_gqa", False)
+                ):
+                    return _kept(*tensors)
+            return func(*args, **(kwargs or {}))
+
+        def _cast(self, tensor: Tensor | None) -> Any:
+            casts = tensor is not None and tensor.is_floating_point() and self.half is not None
+            return tensor.to(self.half) if tensor is not None and casts else tensor
+
+    return FusedCalls
+
+
+@cache
 def _attention_operator() -> Any:
     """Return an operator that has the results of fused attention, and keeps what its kernels keep."""
     three, result = "Tensor query, Tensor key, Tensor value", "(Tensor, Tensor, Tensor)"

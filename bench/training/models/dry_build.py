@@ -57,14 +57,17 @@ class Rehearsal:
 def rehearse(models: Sequence[Model], where: str) -> Rehearsal:
     """Build the models that have neither formulas nor shipped counts, as all with adapters.
 
-    If torch or transformers is missing, none is built.
+    If torch or transformers is missing, none is built, and a remark for each says so.
 
     Raises BadInput with all mistakes in these models.
     """
     uncounted = {f"/models/{i}": model for i, model in enumerate(models) if not has_formulas(model)}
     shipped = {model.name: counts for model in uncounted.values() if (counts := shipped_counts(model))}
     new = {path: model for path, model in uncounted.items() if model.name not in shipped}
-    if not new or not all(map(find_spec, ("torch", "transformers"))):
+    if missing := [package for package in ("torch", "transformers") if find_spec(package) is None]:
+        lacks = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here"
+        return Rehearsal(shipped, tuple(f"{path}: {lacks}, so it is counted when it runs" for path in new))
+    if not new:
         return Rehearsal(shipped, ())
     process = [sys.executable, "-m", "bench.training.models.dry_build"]
     request = json.dumps({path: to_json(model) for path, model in new.items()})

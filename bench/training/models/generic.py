@@ -59,11 +59,15 @@ class TransformersFamily(Family):
     objectives: tuple[ObjectiveName, ...] = tuple(
         aim.name for aim in known_objectives().values() if aim.auto_class
     )
-    kernels_of_attention = True  # other blocks compute alike with kernels and without
     uses_all_weights = False  # unknown: ESM, for instance, has a head for contacts that predicts no token
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    @property
+    def kernels_of_attention(self) -> bool:
+        """Whether code that asks for no attention by its registered name computes alike without kernels."""
+        return transformers_source.takes_registered_attention(self.name)
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
         """Find what transformers' configuration refuses; the recipe's sizes are checked by the objective."""
@@ -142,13 +146,21 @@ class TransformersFamily(Family):
             module.float()
         return module.train()
 
+    def build_for_memory(self, model: Model, attention: str) -> nn.Module:
+        """Build the module with an attention that is registered under this name, or as "kernels" builds it.
+
+        The latter is for code that calls fused attention itself.
+        """
+        if attention == "eager" or transformers_source.takes_registered_attention(self.name):
+            return self.build_with(model, attention)
+        return self.build(model, kernels=True)
+
     def counted_ways(self) -> Ways:
         """Return how a pass can be computed whose bytes are counted.
 
         Compiled eager attention is left out if it can be fused: the compiler would fuse this attention too.
         """
-        fused = transformers_source.why_not_fused(self.name) is None
-        if fused and transformers_source.takes_registered_attention(self.name):
+        if transformers_source.why_not_fused(self.name) is None:
             return (False, (False,)), (True, COMPILED_OR_NOT)
         return ((False, COMPILED_OR_NOT),)
 
@@ -204,7 +216,7 @@ def counted(
 
     family = family or TransformersFamily(model.family)
     work = counted_work(model, family)
-    build = partial(family.build_with, model)
+    build = partial(family.build_for_memory, model)
     footprints = counted_footprints(
         model, build, family.blocks, family.counted_ways(),
         kernels_of_attention=family.kernels_of_attention, tell=tell,

@@ -53,6 +53,10 @@ class Mamba2(TransformersFamily):
         transformers_inside.scan_mamba2_by(None if attention == "eager" else kept_scan)
         return super().build_with(model, "eager")
 
+    def build_for_memory(self, model: Model, attention: str) -> nn.Module:
+        """Build with the stand-in in place of mamba-ssm's kernel, which need not be installed here."""
+        return self.build_with(model, attention)
+
 
 FAMILY = Mamba2("mamba2")
 

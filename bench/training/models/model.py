@@ -29,9 +29,15 @@ Half = Literal["bf16", "fp16"]
 # The least compute capability of a GPU whose matrix units multiply in a precision.
 LEAST_CAPABILITY: Mapping[str, float] = {"bf16": 8.0, "fp8": 8.9}
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
+# Fields of fairseq in published configurations of wav2vec 2.0 and its relatives; transformers reads none.
+_FAIRSEQ = (
+    *(f"mask_{of}_{name}" for of in ("time", "channel") for name in ("min_space", "other", "selection")),
+    *(f"no_mask_{of}_overlap" for of in ("time", "channel")),
+)
 # Fields of published configurations that do not affect how the model trains.
 INERT = frozenset(
     {
+        *_FAIRSEQ,
         "_name_or_path",
         "architectures",
         "classifier_dropout",

@@ -30,6 +30,8 @@ STEP = 64
 LEAST_LENGTHS, MOST_LENGTHS = 3, 4  # two determine a polynomial of degree 1, and one more confirms it
 PLAIN = (bool, int, float, str, type(None))
 PLACES = ("layer_idx", "layer_id")  # attributes that say where a block is, and not how it is built
+# In place of a share: the probability with which a block is skipped often rises from block to block.
+SOME_SHARE = "between 0 and 1"
 PASSED_PLACES = ("index",)  # arguments that do; WavLM passes it to its layers
 
 
@@ -249,7 +251,10 @@ def _settings(part: nn.Module) -> list[tuple[str, Any]]:
             return all(map(plain, value))
         return isinstance(value, PLAIN)
 
-    return [(name, value) for name, value in vars(part).items() if plain(value) and name not in PLACES]
+    def kept(value: Any) -> Any:
+        return SOME_SHARE if isinstance(value, float) and 0 < value < 1 else value
+
+    return [(name, kept(value)) for name, value in vars(part).items() if plain(value) and name not in PLACES]
 
 
 def forms(values: Any) -> list[Any]:

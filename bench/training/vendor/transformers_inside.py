@@ -254,6 +254,24 @@ def make_no_full_masks(model: nn.Module) -> None:
                 module.is_torchdynamo_compiling = lambda: True
 
 
+@contextmanager
+def without_kept_results() -> Iterator[None]:
+    """Within the context, methods whose results transformers keeps compute them again, as in compiled code.
+
+    Relies on: `is_torchdynamo_compiling` in pytorch_utils, by which `compile_compatible_method_lru_cache`
+    decides. Why: a kept tensor of an earlier pass without contents is none of the pass that is recorded. No
+    issue known. Remove when passes without contents can be recorded by torch.compile itself.
+    """
+    from transformers import pytorch_utils
+
+    before = pytorch_utils.is_torchdynamo_compiling
+    pytorch_utils.is_torchdynamo_compiling = lambda: True
+    try:
+        yield
+    finally:
+        pytorch_utils.is_torchdynamo_compiling = before
+
+
 @dataclass
 class Asked:
     """How often code asked for the name of its attention."""

@@ -50,10 +50,14 @@ def _folders() -> Mapping[str, str]:
 def _source(model_type: str, kind: Literal["modeling", "configuration"]) -> str:
     """Return the source of a type's modules or of its configuration; empty if it cannot be read.
 
-    A bundle's author chooses the type, so only transformers' own types become the name of a folder.
+    A bundle's author chooses the type, so only transformers' own types become the name of a folder. Of types
+    that share a folder, some have a file of their own: data2vec-vision attends otherwise than data2vec-text.
     """
-    models, name = _models_folder(), _folders().get(model_type, model_type.replace("-", "_"))
-    files = (models / name).glob(f"{kind}_*.py") if models and model_type in types() else ()
+    models, own = _models_folder(), model_type.replace("-", "_")
+    name = _folders().get(model_type, own)
+    files = [*(models / name).glob(f"{kind}_*.py")] if models and model_type in types() else []
+    if name != own:
+        files = [file for file in files if file.stem == f"{kind}_{own}"] or files
     return "".join(file.read_text(encoding="utf-8") for file in files)
 
 

@@ -19,10 +19,13 @@ from bench.training.models.biased_gelu import BiasedGelu, GeluLayers, gelu_layer
 from bench.training.models.counted_memory import counted_footprints
 from bench.training.models.footprint import Footprint
 from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.own_module import FAMILY
 from bench.training.setting import Setting
-from tests.training.models.keeping import halved, kept_bytes_a_sample
+from bench.training.vendor.transformers_source import types
+from tests.training.models.keeping import halved, kept_bytes_a_sample, made_up_batch
 from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, WINDOW, model_of
 from tests.training.models.test_contract import without_dropout
+from tests.training.models.test_generic import TEXT, resolved
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +114,107 @@ def test_counts_agree_with_what_autograd_keeps(model: Model) -> None:
     family = TransformersFamily(model.family)
     kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
     assert footprint_bytes(counted(model), model, ()) == pytest.approx(kept, rel=0.02)
+
+
+FALCON = DECODER | {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2}
+CALLING = {  # architectures whose code calls PyTorch's attention, and takes none by a registered name
+    "grouped heads": FALCON,
+    "biased scores": FALCON | {"alibi": True},
+    "one head of keys": FALCON | {"new_decoder_architecture": False, "multi_query": True},
+}
+
+
+@pytest.mark.parametrize("form", CALLING)
+def test_kernels_of_code_that_calls_fused_attention_itself_are_counted(form: str) -> None:
+    model = model_of("falcon", "causal-lm", CALLING[form])
+    model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    family = TransformersFamily(model.family)
+    kept = kept_bytes_a_sample(family, family.build(model, kernels=True), model)
+    counts = counted(model)
+    assert footprint_bytes(counts, model, ("kernels",)) == pytest.approx(kept, rel=0.02)
+    without = footprint_bytes(counts, model, ())
+    assert (footprint_bytes(counts, model, ("kernels",)) < without) == (form != "one head of keys")
+    assert counts.footprint(model, ("kernels", "compile-blocks"))
+
+
+def test_every_way_that_a_type_can_be_computed_is_counted() -> None:
+    """With kernels, if it takes them, and compiled."""
+    for family in map(TransformersFamily, types() - families().keys()):
+        takes_kernels = family.missing_kernels("cuda", lambda _: True) is None
+        assert (takes_kernels, (False, True)) in family.counted_ways(), family.name
+
+
+DROPPING = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self, dropout, values):
+        super().__init__()
+        self.dropout = dropout
+        self.read = nn.Linear(64, 128 + values)
+        self.write = nn.Linear(values, 64)
+
+    def forward(self, x):
+        query, key, value = self.read(x).unsqueeze(1).split([64, 64, self.write.in_features], -1)
+        found = F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=True)
+        return x + self.write(found.squeeze(1))
+
+
+class Body(nn.Module):
+    def __init__(self, vocab_size, dropout=0.0, values=64):
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, 64)
+        self.layers = nn.ModuleList(Layer(dropout, values) for _ in range(2))
+        self.head = nn.Linear(64, vocab_size)
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+"""
+
+
+def test_attention_that_only_gpus_fuse_is_counted_as_on_a_gpu() -> None:
+    """PyTorch's attention on a CPU keeps every score with dropout, or if values are wider than keys."""
+
+    length = 256
+
+    def kept(**config: float) -> int:
+        architecture = {
+            "module": "body.py:Body",
+            "code": DROPPING.split("\n"),
+            "config": {"vocab_size": 100, **config},
+        }
+        recipe = TEXT | {"objective": "causal-lm", "sequence_length": length}
+        model = resolved("body", architecture, recipe)
+        return footprint_bytes(counted(model, FAMILY), model, ())
+
+    plain, of_scores = kept(), 4 * length * length
+    assert kept(dropout=0.5) == plain
+    assert 0 < kept(values=72) - plain < of_scores
+
+
+SQUARES = {
+    "num_labels": 10, "image_size": 64, "patch_size": 16, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "use_relative_position_bias": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["beit", "data2vec-vision"])
+def test_blocks_that_are_told_the_size_of_pictures_are_counted(name: str) -> None:
+    """A size among a block's arguments is no tensor; each type of data2vec attends by its own code."""
+    model = model_of(name, "image-classification", SQUARES)
+    model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    family, counts = TransformersFamily(name), counted(model)
+    kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
+    assert footprint_bytes(counts, model, ()) == pytest.approx(kept, rel=0.02)
+    assert footprint_bytes(counts, model, ("kernels",)) < kept  # its scores have a bias, which a GPU fuses
+    assert counts.footprint(model, ("kernels", "compile-blocks"))  # a table of positions is made once a model
+    batch = made_up_batch(model, 2)
+    assert family.build(model, kernels=True)(pixel_values=batch["pixel_values"]).logits.shape == (2, 10)
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])

@@ -59,6 +59,22 @@ def test_a_field_that_nothing_reads_is_a_remark(
     assert list(build.remarks) == said
 
 
+def test_fields_of_fairseq_in_published_configurations_of_sound_models_are_not_taken_for_others() -> None:
+    """The field mask_time_min_space, for instance, is no mask_time_min_masks."""
+    fields = ("min_space", "other", "selection")
+    masks = {
+        f"mask_{of}_{name}": 1 if name == "min_space" else 0.0
+        for of in ("time", "channel")
+        for name in fields
+    }
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    convolutions = {"conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_labels": 10}
+    recipe = {"batch_size": 8, "steps": 10, "precision": "fp32", "audio_seconds": 1}
+    recipe |= {"objective": "audio-classification"}
+    model = resolved("hubert", sizes | convolutions | masks, recipe)
+    assert dry_build(model, "/models/0").mistakes == ()
+
+
 def test_a_configuration_does_not_turn_checkpointing_on() -> None:
     model = resolved("bert", SMALL | {"gradient_checkpointing": True}, TEXT | MASKED)
     assert not family_of(model).build(model, kernels=False).is_gradient_checkpointing

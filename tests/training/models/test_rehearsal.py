@@ -196,6 +196,18 @@ def test_models_with_a_file_here_need_no_transformers(monkeypatch: pytest.Monkey
     assert rehearse(list(known_models().values()), "m.json") == Rehearsal({}, ())
 
 
+@pytest.mark.parametrize(
+    ("missing", "lacks"),
+    [(("torch",), "torch is"), (("torch", "transformers"), "torch and transformers are")],
+)
+def test_the_plan_says_which_package_is_missing_to_count(
+    missing: tuple[str, ...], lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.training.models.dry_build.find_spec", lambda name: name not in missing or None)
+    remark = f"/models/1: {lacks} not installed here, so it is counted when it runs"
+    assert rehearse([known_models()["tiny-vit"], model_of("llama")], "m.json") == Rehearsal({}, (remark,))
+
+
 def test_what_has_no_formulas_is_counted_for_the_plan() -> None:
     llama, of_its_name = model_of("llama"), replace(model_of("llama"), name="tiny-vit")
     assert rehearse([known_models()["tiny-vit"], llama], "m.json").counted == {llama.name: counted(llama)}

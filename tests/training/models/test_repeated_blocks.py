@@ -242,4 +242,22 @@ def test_a_model_that_cannot_compute_with_half_weights_has_a_reason_for_them() -
     footprints = counted(model, tell=said.append).footprints
     assert {one.halved for one in footprints} == {False}
     (reason,) = said
-    assert reason.startswith("its memory is not counted with half weights: RuntimeError: expected scalar")
+    begins = (
+        "its memory is not counted with half weights: its code fails where weights are in half precision: "
+    )
+    assert reason.startswith(f"{begins}RuntimeError: expected scalar")
+
+
+def test_blocks_are_of_one_kind_whose_chances_to_be_skipped_rise() -> None:
+    """The first block is never skipped: it computes no random number, and is of another kind."""
+    architecture = {
+        "model_type": "beit", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 6,
+        "num_attention_heads": 2, "image_size": 32, "patch_size": 16, "num_labels": 10, "drop_path_rate": 0.3,
+    }  # fmt: skip
+    recipe = {"batch_size": 2, "steps": 1, "precision": "fp32", "image_size": 32}
+    recipe |= {"objective": "image-classification"}
+    model = resolve_inline({"name": "mine", "architecture": architecture, "recipe": recipe}, "/models/0")
+    assert isinstance(model, Model)
+    family = TransformersFamily("beit")
+    first, *others = map(repeated_blocks.described, family.blocks(family.build_with(model, "eager")))
+    assert len(others) == 5 and len({*others}) == 1 and first not in others
