@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+
+from bench.base.frozen import dataclass
 
 SMALL = 1 << 20  # bytes; PyTorch's allocator keeps smaller tensors apart, in segments of two MiB
 

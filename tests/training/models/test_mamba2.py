@@ -113,7 +113,7 @@ def test_the_kernels_backward_pass_needs_states_in_two_precisions() -> None:
 
 
 def test_mamba2_of_the_zoo_is_counted_with_the_kernel() -> None:
-    """The plain scan would need six times the memory."""
+    """The plain scan would need nearly four times the memory."""
     found = zoo_model("mamba2-2.7b")
     assert found and family_of(found.model) is FAMILY
     counts = shipped_counts(found.model)
@@ -122,5 +122,5 @@ def test_mamba2_of_the_zoo_is_counted_with_the_kernel() -> None:
     def gib(*setting: str) -> float:
         return (predict_bytes(found.model, setting, 4, 1, counts) or 0) / 2**30
 
-    assert gib("kernels", "compile-blocks") == pytest.approx(69.3, abs=0.1)
-    assert gib("compile-blocks") == pytest.approx(422.6, abs=0.1)
+    assert gib("kernels", "compile-blocks") == pytest.approx(69.1, abs=0.1)
+    assert gib("compile-blocks") == pytest.approx(260.8, abs=0.1)
