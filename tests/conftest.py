@@ -59,7 +59,8 @@ FIRST = (
     "tests/training/methods/test_interpreted.py", "tests/e2e/test_tunnels.py",
     "tests/e2e/test_documented_facts.py", "tests/training/models/test_attention.py",
     "tests/e2e/test_rent.py", "tests/test_pip_lines.py",
-    "tests/e2e/test_report.py", "tests/e2e/test_readme_tasks.py", "tests/runner/test_run.py",
+    "tests/e2e/test_report.py", "tests/e2e/test_what_if.py", "tests/e2e/test_readme_tasks.py",
+    "tests/runner/test_run.py",
     "tests/e2e/test_push_assembled.py", "tests/release/test_release.py", "tests/e2e/test_push_ansible.py",
 )  # fmt: skip
 LONG_SECONDS = 120.0  # of a file with end-to-end tests: one that takes longer belongs in FIRST
