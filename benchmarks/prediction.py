@@ -47,7 +47,7 @@ from bench.planning.prediction.step_time import (
     why_unpredicted,
     work_of,
 )
-from bench.records.busy import LEAST_BUSY_SHARE
+from bench.records.busy import LEAST_BUSY_SHARE, waited
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
 from bench.training.models import Counted, Model, Precision, counts_by_formula, family_of
@@ -120,11 +120,6 @@ class Row:
     precision: Precision
     seconds: float
     busy_share: float | None = None  # of the time in which the GPUs ran kernels, if it is known
-
-    @property
-    def waited(self) -> bool:
-        """Whether the GPUs waited for their host, whose time no prediction counts."""
-        return self.busy_share is not None and self.busy_share < LEAST_BUSY_SHARE
 
     def error(self, m: Multipliers) -> float:
         """Return the logarithm of the predicted over the measured time."""
@@ -380,11 +375,11 @@ def newest_from_older(own: Sequence[Row]) -> list[float]:
     return [row.error(by_older) for row in own if row.place.startswith(CAMPAIGN)]
 
 
-def left_to_the_host(waited: Sequence[Row], m: Multipliers) -> str:
+def left_to_the_host(rows: Sequence[Row], m: Multipliers) -> str:
     """Say how many rows are left out because GPUs waited for their host, and how they would be predicted."""
-    shares = sorted(math.exp(row.error(m)) for row in waited)
-    models = len({row.model for row in waited})
-    count = f"{len(waited)} rows of {models} models, whose GPUs ran kernels in less than"
+    shares = sorted(math.exp(row.error(m)) for row in rows)
+    models = len({row.model for row in rows})
+    count = f"{len(rows)} rows of {models} models, whose GPUs ran kernels in less than"
     errors = (
         f"{shares[0]:.2f} to {shares[-1]:.2f} of the measured time, median {statistics.median(shares):.2f}"
     )
@@ -398,10 +393,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rows", action="store_true", help="print each row of the bundles with its error")
     asked = parser.parse_args()
-    own, waited = [], []
-    for row in own_rows():
-        (waited if row.waited else own).append(row)
-    public = list(public_rows())
+    every, public = list(own_rows()), list(public_rows())
+    own = [row for row in every if not waited(row.busy_share)]
     by_model = left_out(own, lambda row: row.model)
     dense, other = ([error for row, error in by_model if row.group == one] for one in ("dense", "other"))
     lines = [
@@ -426,7 +419,7 @@ def main() -> None:
     print(choices(by_model))
     print(covered(by_model))
     m = fitted(own)
-    print(left_to_the_host(waited, m))
+    print(left_to_the_host([row for row in every if waited(row.busy_share)], m))
     print(json.dumps(asdict(m)), file=sys.stderr)
     if asked.rows:
         for row, error in sorted(by_model, key=lambda pair: pair[1]):

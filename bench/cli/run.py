@@ -148,8 +148,10 @@ def _show(measured: MeasuredRun, request: RunArguments) -> None:
     if request.as_json:
         print_json(measured.to_json())
     else:
-        seen = (measured.slowed, measured.marks, measured.busy_shares)
-        show(results_table(results, *seen, request.shown_columns))
+        table = results_table(
+            results, measured.slowed, measured.marks, measured.busy_shares, request.shown_columns
+        )
+        show(table)
     by_reason: dict[str, list[str]] = {}
     for model, reason in without_figures(results).items():
         by_reason.setdefault(reason, []).append(model)

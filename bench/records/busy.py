@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from typing import TypeGuard
 
 from bench.base.frozen import dataclass
 from bench.records.slowdown import Span, TrialReading
@@ -47,9 +48,14 @@ class BusyTime:
         }
 
 
+def waited(busy_share: float | None) -> TypeGuard[float]:
+    """Whether the GPUs of a trial waited for the host; of a trial without a share this is not known."""
+    return busy_share is not None and busy_share < LEAST_BUSY_SHARE
+
+
 def waiting_text(busy_share: float | None, setting: Sequence[str]) -> str | None:
     """Say that the GPUs of a trial waited for the host, and what usually causes it; None if they did not."""
-    if busy_share is None or busy_share >= LEAST_BUSY_SHARE:
+    if not waited(busy_share):
         return None
     if "offload" in setting:
         cause = "the host's CPUs update the weights"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import Mistake
@@ -48,7 +49,13 @@ class Block:
         """The block if its backward pass does not write what the compiler computes on the way."""
         if not self.tensors:
             return self
-        return replace(self, backward=min(self.backward, from_text(self.tensors).backward_bytes))
+        return replace(self, backward=min(self.backward, _backward_bytes(self.tensors)))
+
+
+@cache
+def _backward_bytes(tensors: str) -> int:
+    """Return what the backward pass of a block adds, computed once for each text."""
+    return from_text(tensors).backward_bytes
 
 
 @dataclass(frozen=True, slots=True)

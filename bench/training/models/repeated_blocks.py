@@ -30,9 +30,9 @@ STEP = 64
 LEAST_LENGTHS, MOST_LENGTHS = 3, 4  # two determine a polynomial of degree 1, and one more confirms it
 PLAIN = (bool, int, float, str, type(None))
 PLACES = ("layer_idx", "layer_id")  # attributes that say where a block is, and not how it is built
+PASSED_PLACES = ("index",)  # arguments that do; WavLM passes it to its layers
 # In place of a share: the probability with which a block is skipped often rises from block to block.
 SOME_SHARE = "between 0 and 1"
-PASSED_PLACES = ("index",)  # arguments that do; WavLM passes it to its layers
 
 
 class LongLoop(Exception):

@@ -138,7 +138,7 @@ def test_kernels_of_code_that_calls_fused_attention_itself_are_counted(form: str
 
 
 def test_every_way_that_a_type_can_be_computed_is_counted() -> None:
-    """With kernels, if it takes them, and compiled."""
+    """A type that takes kernels is counted with them, compiled and not."""
     for family in map(TransformersFamily, types() - families().keys()):
         takes_kernels = family.missing_kernels("cuda", lambda _: True) is None
         assert (takes_kernels, (False, True)) in family.counted_ways(), family.name
