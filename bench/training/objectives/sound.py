@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from bench.training.objectives.objective import Architecture, Part, SampleSize
-from bench.training.vendor import transformers_source
 
 SAMPLES_A_SECOND = 16_000  # of waveforms, the rate of the feature extractors of all these models
 FRAMES_A_SECOND = 100  # of features: a frame every 10 ms
-# Fields with which architectures state the form of their sound.
-STATING = (
-    "num_mel_bins", "max_source_positions", "max_length", "input_feat_per_channel",
-    "feature_projection_input_dim",
-)  # fmt: skip
 
 
 def sound_part(architecture: Architecture, size: SampleSize) -> Part:
     """Return the part of a batch that holds sound, by the fields with which an architecture states its form.
 
-    A field that is not given has the default of the type's configuration. An architecture that has none of
-    them takes waveforms.
+    An architecture without these fields takes waveforms.
     """
     seconds = size.audio_seconds or 1
     frames = seconds * FRAMES_A_SECOND
-    match _stated(architecture):
+    match architecture:
         case {"num_mel_bins": int(bins), "max_source_positions": int()}:  # Whisper
             return Part("input_features", (bins, frames), "numbers")
         case {"num_mel_bins": int(bins), "max_length": int(length)}:  # Audio Spectrogram Transformer, padded
@@ -35,10 +26,3 @@ def sound_part(architecture: Architecture, size: SampleSize) -> Part:
             return Part("input_features", (frames // 2, bins), "numbers")
         case _:
             return Part("input_values", (seconds * SAMPLES_A_SECOND,), "numbers")
-
-
-def _stated(architecture: Architecture) -> Mapping[str, int]:
-    """Return the fields that state the form of an architecture's sound, given or by default."""
-    model_type = str(architecture.get("model_type"))
-    values = {name: transformers_source.field(model_type, name, architecture) for name in STATING}
-    return {name: int(value) for name, value in values.items() if type(value) in (int, float)}

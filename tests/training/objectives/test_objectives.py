@@ -26,7 +26,6 @@ from bench.training.models.dry_build import DryBuild, dry_build
 from bench.training.models.model import empty_batch
 from bench.training.objectives import known_objectives
 from bench.training.objectives.objective import ObjectiveName
-from bench.training.objectives.sound import sound_part
 from bench.training.setting import Setting
 from tests.builders import trial
 
@@ -253,23 +252,3 @@ def test_weights_that_the_architecture_freezes_stay_as_they_are(
     assert frozen == {"model.model.encoder.embed_positions.weight"}
     changed = {name for name in weights if not torch.equal(weights[name], before[name])}
     assert len(changed) > len(weights) / 2 and not changed & frozen
-
-
-@pytest.mark.parametrize(
-    ("architecture", "name", "shape"),
-    [
-        ({"model_type": "audio-spectrogram-transformer"}, "input_values", (1024, 128)),
-        ({"model_type": "audio-spectrogram-transformer", "max_length": 64}, "input_values", (64, 128)),
-        ({"model_type": "whisper"}, "input_features", (80, 3000)),
-        ({"model_type": "whisper", "num_mel_bins": 128}, "input_features", (128, 3000)),
-        ({"model_type": "speech_to_text"}, "input_features", (3000, 80)),
-        ({"model_type": "wav2vec2-bert"}, "input_features", (1500, 160)),
-        ({"model_type": "hubert"}, "input_values", (480_000,)),
-    ],
-)
-def test_sound_has_the_form_that_a_type_takes_by_default(
-    architecture: dict[str, Any], name: str, shape: tuple[int, ...]
-) -> None:
-    recipe = replace(model_of("speech-recognition", "whisper").recipe, audio_seconds=30)
-    part = sound_part(architecture, recipe)
-    assert (part.name, part.shape) == (name, shape)
