@@ -101,6 +101,24 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector look only at objects that tests make, and not at those that exist already."""
     gc.freeze()
     gc.enable()
+    gc.set_threshold(50_000, 20, 20)  # operations on tensors without contents make many objects, and few cycles
+    _known_modules[0] = len(sys.modules)
+
+
+_MANY_MODULES = 50
+_known_modules = [0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Let the garbage collector leave out what a test imported, such as torch's compiler.
+
+    A check of gradients collects garbage twice, which would take a second each time.
+    """
+    if len(sys.modules) - _known_modules[0] > _MANY_MODULES:
+        gc.collect()
+        gc.freeze()
+        _known_modules[0] = len(sys.modules)
 
 
 _numbers = itertools.count()
