@@ -101,7 +101,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector look only at objects that tests make, and not at those that exist already."""
     gc.freeze()
     gc.enable()
-    gc.set_threshold(50_000, 20, 20)  # operations on tensors without contents make many objects, and few cycles
+    gc.set_threshold(50_000, 20, 20)  # tests that trace models make many objects, and few cycles
     _known_modules[0] = len(sys.modules)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -13,3 +15,14 @@ def without_footprints(monkeypatch: pytest.MonkeyPatch) -> None:
     counted is no mistake. test_counted_memory.py asks for the bytes.
     """
     monkeypatch.setattr("bench.training.models.counted_memory.counted_footprints", lambda *_, **__: ())
+
+
+@pytest.fixture(scope="module")
+def without_compiled_footprints() -> Iterator[None]:
+    """Leave out the bytes that compiled blocks keep: the compiler's own partitioner takes most of the time.
+
+    For a file that asks whether models of many kinds are counted, and not how many bytes there are.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("bench.training.models.generic.COMPILED_OR_NOT", (False,))
+        yield

@@ -13,9 +13,8 @@ from bench.planning.memory_prediction import predict_counted_bytes
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import apply_all, chunked_loss, conflict, free_lunch, known_methods
 from bench.training.models import Model
-from bench.training.models.generic import counted
 from tests.targets import H200
-from tests.training.models.keeping import made_up_batch
+from tests.training.models.keeping import counted_for, made_up_batch
 from tests.training.models.test_attention import DECODER, built, model_of
 from tests.training.test_equivalence import curve
 
@@ -78,7 +77,7 @@ def test_small_vocabularies_and_other_objectives_are_refused() -> None:
 
 def test_predicted_memory_has_one_chunk_of_logits() -> None:
     model = llama()
-    counts = counted(model)
+    counts = counted_for(model, BESIDE)
     plain, chunked = (
         predict_counted_bytes(model, setting, 2048, 1, counts)
         for setting in (BESIDE, (*BESIDE, "chunked-loss"))

@@ -16,11 +16,10 @@ from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import apply_all, conflict, free_lunch, known_methods
 from bench.training.methods.padded_head import PADDED_TO
 from bench.training.models import Counted, Model
-from bench.training.models.generic import counted
 from bench.training.models.paper_code import find_model
 from bench.training.models.probe import tiny_input
 from tests.targets import H200
-from tests.training.models.keeping import made_up_batch
+from tests.training.models.keeping import counted_for, made_up_batch
 from tests.training.models.test_attention import CAUSAL, DECODER, FULL, WINDOWED, built, model_of, named
 
 WORDS = 131  # no multiple of eight
@@ -121,7 +120,7 @@ def of_many_words() -> tuple[Model, Counted]:
     """A model and its counts, which take seconds."""
     model = model_of("llama", "causal-lm", DECODER | {"vocab_size": 50_257})
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
-    return model, counted(model)
+    return model, counted_for(model, ("kernels", "compile-blocks"))
 
 
 @pytest.mark.parametrize("recorded", [(), ("cuda-graphs",)], ids=["", "recorded"])

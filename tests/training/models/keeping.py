@@ -1,9 +1,11 @@
-"""Count the bytes that autograd keeps; runs on the CPU and imitates CUDA."""
+"""Count the bytes that autograd keeps, on the CPU as on CUDA, and those that bench predicts for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.runner.trial.training_loop import WithLoss, lowered
-from bench.training.models import Family, Model
+from bench.training.models import Counted, Family, Model
+from bench.training.models.counted_memory import counted_footprints
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
+from bench.training.models.generic import TransformersFamily, counted_work
+from bench.training.setting import Setting, halves_weights, in_group
 
 
 def loss_of(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -81,3 +86,23 @@ def kept_bytes_a_sample(family: Family, module: nn.Module, model: Model) -> floa
     """Compute the bytes per sample from two batch sizes; constant bytes (copies of weights) cancel."""
     few, many = (kept_bytes(family, module, model, samples) for samples in (2, 4))
     return (many - few) / 2
+
+
+def counted_for(model: Model, *settings: Setting, family: TransformersFamily | None = None) -> Counted:
+    """Count a model as `counted` does, with the bytes that it keeps in these settings only.
+
+    Every further way of computing takes as long again, and compiled blocks take most of the time.
+    """
+    family = family or TransformersFamily(model.family)
+    compiled: dict[bool, set[bool]] = {}
+    for setting in settings:
+        compiled.setdefault("kernels" in setting, set()).add(in_group(setting, "compilation") is not None)
+    footprints = counted_footprints(
+        model,
+        partial(family.build_for_memory, model),
+        family.blocks,
+        [(kernels, sorted(compiled[kernels])) for kernels in sorted(compiled)],
+        sorted({halves_weights(setting) for setting in settings}),
+        kernels_of_attention=family.kernels_of_attention,
+    )
+    return replace(counted_work(model, family), footprints=footprints)

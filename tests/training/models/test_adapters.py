@@ -20,8 +20,7 @@ from bench.training.methods import arithmetic
 from bench.training.models import Flops, Lora, Model, Parts, counts_of, family_of, has_formulas, known_models
 from bench.training.models.adapters import FamilyWithAdapters, randomise, save_adapters, without_adapters
 from bench.training.models.dry_build import DryBuild, dry_build
-from bench.training.models.generic import counted
-from tests.training.models.keeping import checkpointed, kept_bytes_a_sample
+from tests.training.models.keeping import checkpointed, counted_for, kept_bytes_a_sample
 from tests.training.models.test_counted_memory import footprint_bytes
 from tests.training.models.test_generic import CASES, PICTURES, SMALL, TEXT, model_of, resolved
 
@@ -134,8 +133,9 @@ def test_counted_memory_is_what_autograd_keeps(dropout: float) -> None:
     model = llama(replace(FIRST, dropout=dropout))
     family = family_of(model)
     assert isinstance(family, FamilyWithAdapters)
-    counts = counted(model, family)
-    for setting in ((), ("kernels",), ("checkpointing",)):
+    settings: tuple[tuple[str, ...], ...] = ((), ("kernels",), ("checkpointing",))
+    counts = counted_for(model, *settings, family=family)
+    for setting in settings:
         module = family.build(model, kernels="kernels" in setting)
         if "checkpointing" in setting:
             checkpointed(family.blocks(module))

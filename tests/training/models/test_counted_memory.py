@@ -22,7 +22,7 @@ from bench.training.models.generic import TransformersFamily, counted
 from bench.training.models.own_module import FAMILY
 from bench.training.setting import Setting
 from bench.training.vendor.transformers_source import types
-from tests.training.models.keeping import halved, kept_bytes_a_sample, made_up_batch
+from tests.training.models.keeping import counted_for, halved, kept_bytes_a_sample, made_up_batch
 from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, WINDOW, model_of
 from tests.training.models.test_contract import without_dropout
 from tests.training.models.test_generic import TEXT, resolved
@@ -66,8 +66,12 @@ def footprint_bytes(counts: Counted, model: Model, setting: Setting) -> int:
 def test_counts_agree_with_the_formulas_of_known_families(name: str, precision: Precision) -> None:
     model = as_any(without_dropout(known_models()[name]))
     model = replace(model, recipe=replace(model.recipe, precision=precision))
-    family, counts = families()[model.family], counted(model)
-    for setting in ((), ("checkpointing",), ("kernels",), ("kernels", "checkpointing")):
+    family, settings = (
+        families()[model.family],
+        ((), ("checkpointing",), ("kernels",), ("kernels", "checkpointing")),
+    )
+    counts = counted_for(model, *settings)
+    for setting in settings:
         found = footprint_bytes(counts, model, setting) / family.kept_bytes(model, setting)
         assert found == pytest.approx(1, abs=0.05), setting
 
@@ -78,10 +82,12 @@ def test_counts_of_image_models_in_bf16_agree_with_formulas(name: str) -> None:
     """Checkpointing is left out: without its family's file, a block of ConvNeXt is a stage."""
     model = as_any(without_dropout(known_models()[name]))
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
-    family, counts = families()[model.family], counted(model)
+    family = families()[model.family]
     kernels = ("kernels",) if family.kernels else ()
-    for more in ((), ("half-weights",), ("compile-blocks",), ("half-weights", "compile-blocks")):
-        setting = (*kernels, *more)
+    more = ((), ("half-weights",), ("compile-blocks",), ("half-weights", "compile-blocks"))
+    settings = [(*kernels, *each) for each in more]
+    counts = counted_for(model, *settings)
+    for setting in settings:
         found = footprint_bytes(counts, model, setting) / family.kept_bytes(model, setting)
         assert found == pytest.approx(1, abs=0.07), setting
 
@@ -93,7 +99,9 @@ def test_an_image_model_that_convolves_first_is_counted_with_half_weights() -> N
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
     module = halved(family_of(model).build(model, kernels=False), model)
     kept = kept_bytes_a_sample(family_of(model), module, model)
-    assert footprint_bytes(counted(model), model, ("half-weights",)) == pytest.approx(kept, rel=0.02)
+    assert footprint_bytes(counted_for(model, ("half-weights",)), model, ("half-weights",)) == pytest.approx(
+        kept, rel=0.02
+    )
 
 
 EVERYDAY = ("llama", "albert", "dinov2")
@@ -113,7 +121,7 @@ def test_counts_agree_with_what_autograd_keeps(model: Model) -> None:
     """Eager attention on real tensors, block by block, against tensors without contents."""
     family = TransformersFamily(model.family)
     kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
-    assert footprint_bytes(counted(model), model, ()) == pytest.approx(kept, rel=0.02)
+    assert footprint_bytes(counted_for(model, ()), model, ()) == pytest.approx(kept, rel=0.02)
 
 
 FALCON = DECODER | {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2}
@@ -130,7 +138,7 @@ def test_kernels_of_code_that_calls_fused_attention_itself_are_counted(form: str
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
     family = TransformersFamily(model.family)
     kept = kept_bytes_a_sample(family, family.build(model, kernels=True), model)
-    counts = counted(model)
+    counts = counted_for(model, (), ("kernels",), ("kernels", "compile-blocks"))
     assert footprint_bytes(counts, model, ("kernels",)) == pytest.approx(kept, rel=0.02)
     without = footprint_bytes(counts, model, ())
     assert (footprint_bytes(counts, model, ("kernels",)) < without) == (form != "one head of keys")
@@ -190,7 +198,7 @@ def test_attention_that_only_gpus_fuse_is_counted_as_on_a_gpu() -> None:
         }
         recipe = TEXT | {"objective": "causal-lm", "sequence_length": length}
         model = resolved("body", architecture, recipe)
-        return footprint_bytes(counted(model, FAMILY), model, ())
+        return footprint_bytes(counted_for(model, (), family=FAMILY), model, ())
 
     plain, of_scores = kept(), 4 * length * length
     assert kept(dropout=0.5) == plain
@@ -208,7 +216,10 @@ def test_blocks_that_are_told_the_size_of_pictures_are_counted(name: str) -> Non
     """A size among a block's arguments is no tensor; each type of data2vec attends by its own code."""
     model = model_of(name, "image-classification", SQUARES)
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
-    family, counts = TransformersFamily(name), counted(model)
+    family, counts = (
+        TransformersFamily(name),
+        counted_for(model, (), ("kernels",), ("kernels", "compile-blocks")),
+    )
     kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
     assert footprint_bytes(counts, model, ()) == pytest.approx(kept, rel=0.02)
     assert footprint_bytes(counts, model, ("kernels",)) < kept  # its scores have a bias, which a GPU fuses
@@ -222,7 +233,9 @@ def test_fused_attention_keeps_the_mask_of_a_window_in_every_layer(window: int |
     model = model_of("mistral", "causal-lm", DECODER | {"num_key_value_heads": 4, "sliding_window": window})
     family = TransformersFamily(model.family)
     kept = kept_bytes_a_sample(family, family.build(model, kernels=True), model)
-    assert footprint_bytes(counted(model), model, ("kernels",)) == pytest.approx(kept, rel=0.02)
+    assert footprint_bytes(counted_for(model, ("kernels",)), model, ("kernels",)) == pytest.approx(
+        kept, rel=0.02
+    )
 
 
 def test_in_half_precision_a_window_keeps_no_mask() -> None:
@@ -231,7 +244,7 @@ def test_in_half_precision_a_window_keeps_no_mask() -> None:
     for window in (None, WINDOW):
         model = model_of("mistral", "causal-lm", DECODER | {"sliding_window": window})
         model = replace(model, recipe=replace(model.recipe, precision="bf16"))
-        sizes.append(footprint_bytes(counted(model), model, ("kernels",)))
+        sizes.append(footprint_bytes(counted_for(model, ("kernels",)), model, ("kernels",)))
     assert sizes[0] == sizes[1]
 
 

@@ -15,7 +15,13 @@ from bench.base.errors import BadInput
 from bench.training.methods import Target, free_lunch
 from bench.training.models import Counted, Flops, Model, counts_of, family_of, known_models
 from bench.training.models.dry_build import dry_build
-from bench.training.models.generic import TransformersFamily, configured, counted, fetched_mistakes
+from bench.training.models.generic import (
+    TransformersFamily,
+    configured,
+    counted,
+    counted_work,
+    fetched_mistakes,
+)
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.keeping import loss_of, made_up_batch
 
@@ -154,7 +160,7 @@ def test_counting_agrees_with_the_formulas(name: str) -> None:
     model = known_models()[name]
     family = family_of(model)
     known = replace(model, architecture={**family.defaults, **model.architecture})
-    found = counted(known)
+    found = counted_work(known)
     assert found.parts.total == family.parameters(model).total
     assert found.flops == family.forward_flops(model)
 
@@ -187,7 +193,7 @@ def test_fused_attention_is_left_out_if_transformers_does_not_support_it(name: s
     ],
 )  # fmt: skip
 def test_code_that_reads_what_it_computed_is_counted(name: str, given: dict[str, Any]) -> None:
-    assert counted(resolved(name, given, TEXT | {"objective": "masked-lm"})).flops.total > 0
+    assert counted_work(resolved(name, given, TEXT | {"objective": "masked-lm"})).flops.total > 0
 
 
 STRANGERS_CODE = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil/repo--code.Evil")

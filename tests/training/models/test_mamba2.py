@@ -15,12 +15,11 @@ from bench.base.errors import EnvironmentCannot
 from bench.planning.memory_prediction import predict_bytes
 from bench.training.methods import Target, known_methods
 from bench.training.models import Model, family_of
-from bench.training.models.generic import counted
 from bench.training.models.mamba2 import FAMILY, working_bytes
 from bench.training.models.shipped_counts import shipped_counts
 from bench.training.models.zoo import zoo_model
 from bench.training.vendor import transformers_inside
-from tests.training.models.keeping import loss_of, made_up_batch
+from tests.training.models.keeping import counted_for, loss_of, made_up_batch
 from tests.training.models.test_attention import model_of
 
 SMALL = {
@@ -93,7 +92,7 @@ def test_the_stand_in_gives_every_weight_a_gradient() -> None:
 
 def test_a_compiled_block_keeps_its_input_and_what_the_kernel_keeps() -> None:
     model = small(precision="bf16")
-    counts = counted(model, FAMILY)
+    counts = counted_for(model, ("kernels", "compile-blocks"), ("compile-blocks",), family=FAMILY)
     length = model.recipe.units_per_sample
     footprint = counts.footprint(model, ("kernels", "compile-blocks"))
     assert footprint is not None

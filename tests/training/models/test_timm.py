@@ -28,7 +28,7 @@ from tests.targets import CPU, H200
 RECIPE = {"batch_size": 4, "steps": 10, "precision": "bf16", "image_size": 64}
 
 
-pytestmark = pytest.mark.usefixtures("timm_beside_cpu_torch")
+pytestmark = pytest.mark.usefixtures("timm_beside_cpu_torch", "without_compiled_footprints")
 
 
 def manifest(architecture: dict[str, Any], **recipe: Any) -> bytes:

@@ -45,6 +45,8 @@ from bench.training.objectives import contrastive, objective_of
 from bench.training.setting import Setting
 from tests.builders import trial
 
+pytestmark = pytest.mark.usefixtures("without_compiled_footprints")
+
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 TEXT = {**SMALL, "vocab_size": 300, "max_position_embeddings": 16, "pad_token_id": 1}
 VISION = {**SMALL, "image_size": 32, "patch_size": 8}

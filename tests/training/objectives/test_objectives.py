@@ -29,6 +29,8 @@ from bench.training.objectives.objective import ObjectiveName
 from bench.training.setting import Setting
 from tests.builders import trial
 
+pytestmark = pytest.mark.usefixtures("without_compiled_footprints")
+
 LAYERS = {
     "encoder_layers": 2,
     "decoder_layers": 2,
