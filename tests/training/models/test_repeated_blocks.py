@@ -26,7 +26,7 @@ from bench.training.models.generic import (
 )
 from bench.training.models.model import empty_batch
 from bench.training.models.own_models import resolve_inline
-from bench.training.models.repeated_blocks import NoPolynomial, extrapolated
+from bench.training.models.repeated_blocks import BlockKind, NoPolynomial, extrapolated, long_kinds
 from benchmarks import small_architectures
 from benchmarks.architectures import described
 from tests.training.models.keeping import kept_bytes_a_sample
@@ -99,6 +99,27 @@ def test_blocks_that_compute_by_their_place_all_run(monkeypatch: pytest.MonkeyPa
 # --- loops over positions -------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def short_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let fewer positions be a long loop, and shorter samples tell of it: a position takes milliseconds."""
+    monkeypatch.setattr(repeated_blocks, "MOST_CALLS", 250)
+    monkeypatch.setattr(repeated_blocks, "STEP", 8)
+
+
+def test_short_lengths_are_as_far_above_a_step_as_the_full_length() -> None:
+    lengths = list[int]()
+
+    def kinds_of(short: Model) -> list[BlockKind]:
+        lengths.append(short.recipe.units_per_sample)
+        return [BlockKind("a loop", {"operations": 3 * lengths[-1]}, 20 * lengths[-1], None)]
+
+    model = small("jamba", "causal-lm", sequence_length=100_000)
+    found = long_kinds(model, kinds_of)
+    assert found == {0: BlockKind("a loop", {"operations": 300_000}, 2_000_000, None)}
+    assert lengths == [96, 160, 224], "in steps of 64, and as far above one as 100,000"
+
+
+@pytest.mark.usefixtures("short_loops")
 def test_a_long_loop_is_counted_at_short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, forward = set(), JambaMambaMixer.forward
 
@@ -108,13 +129,23 @@ def test_a_long_loop_is_counted_at_short_lengths(monkeypatch: pytest.MonkeyPatch
         return found
 
     monkeypatch.setattr(JambaMambaMixer, "forward", seen)
-    model = small("jamba", "causal-lm", sequence_length=100_000)
+    model = small("jamba", "causal-lm", sequence_length=100_003)
     assert counted_work(model).flops.matmul > 0
-    assert lengths == {96, 160, 224}, "in steps of 64, and as far above one as 100,000"
+    assert lengths == {11, 19, 27}
 
 
-@pytest.mark.parametrize("length", [pytest.param(320, marks=pytest.mark.e2e), 333])
-def test_a_long_loop_counts_as_at_its_full_length(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", [40, 45])
+@pytest.mark.usefixtures("short_loops")
+def test_a_long_loop_counts_as_at_its_full_length(length: int) -> None:
+    assert_counted_as_at_its_full_length(length)
+
+
+@pytest.mark.e2e
+def test_a_loop_of_more_than_two_thousand_calls_counts_as_at_its_full_length() -> None:
+    assert_counted_as_at_its_full_length(333)
+
+
+def assert_counted_as_at_its_full_length(length: int) -> None:
     model = small("jamba", "causal-lm", sequence_length=length)
     how = _Way(TransformersFamily("jamba"), registered=True)
     every = _OperationCount(model, how, each=True).counted()
