@@ -14,6 +14,7 @@ from bench.environment.interpreter import BUNDLED
 from bench.images.debian_packages import Deb, read_debs
 from bench.images.standalone_python import destination, make_python, needed_packages
 from bench.images.variants import images
+from bench.packages import download
 from bench.push import ship
 from bench.push.remote import Here
 from bench.push.shared_place import PlaceClaim, claimed
@@ -105,7 +106,10 @@ def test_the_same_lock_gives_the_same_bytes_and_is_made_once(source: Path) -> No
     }
 
 
-def test_a_package_with_other_bytes_is_refused_and_nothing_is_made(source: Path) -> None:
+def test_a_package_with_other_bytes_is_refused_and_nothing_is_made(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_FIRST_PAUSE_SECONDS", 0.0)
     (package,) = (source / "mirror").rglob("libexpat1*.deb")
     package.write_bytes(package.read_bytes() + b"more")
     with pytest.raises(EnvironmentCannot, match=r"Debian's package libexpat1_1\.0_amd64\.deb: ") as refused:

@@ -88,6 +88,7 @@ def test_a_run_long_past_its_budget_is_no_longer_watched_unless_it_waits_in_a_qu
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, outcome: str
 ) -> None:
     monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(host_push, "_LONGEST_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(host_push, "_OVERDUE_SECONDS", 0.05)
     looks = itertools.count()
 
