@@ -305,6 +305,7 @@ class ApiHandler(BaseHTTPRequestHandler):
     """One connection of a client."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # the second write of an answer waits for nothing
     cluster: SmallCluster
 
     def do_GET(self) -> None:

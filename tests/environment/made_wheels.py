@@ -103,6 +103,7 @@ def serving(folder: Path, serve: Serve = lambda _: False) -> Iterator[Server]:
 
     class Handler(SimpleHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # the second write of an answer waits for nothing
 
         def do_GET(self) -> None:
             server.requests.append(self)

@@ -164,6 +164,7 @@ def serving(packages: Packages, folder: Path) -> Iterator[StandInIndex]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # the second write of an answer waits for nothing
 
         def do_GET(self) -> None:
             data = index.file(self.path) if self.path.startswith("/files/") else index.page(self.path)
