@@ -46,13 +46,21 @@ def changed(images: Images) -> Path:
 
 
 @pytest.fixture(scope="module")
-def older(operator: WithImage, changed: Path) -> str:
+def identity(images: Images) -> str:
+    """Return the identity of the image, for which `bench image id` would read a gigabyte."""
+    config: str = images.one["config"]
+    return config
+
+
+@pytest.fixture(scope="module")
+def older(operator: WithImage, changed: Path, images: Images) -> str:
     """Load the changed image into both engines, under a name that push does not use; return its identity."""
     for address in operator.docker:
         docker = ["docker", "-H", address]
         for words in (["load", "-qi", str(changed)], ["tag", "bench:cpu", "older"], ["rmi", "bench:cpu"]):
             subprocess.run([*docker, *words], check=True, stdout=subprocess.DEVNULL)
-    return operator.bench("image", "id", changed).stdout.strip()
+    config: str = images.changed["config"]
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +94,9 @@ def test_bytes_on_the_wire(operator: WithImage, changed: Path) -> None:
     assert max(unchanged, code_again) < 64 * 1024
 
 
-def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage, older: str) -> None:
+def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage, older: str, identity: str) -> None:
     """The usual case, on nodes that have an older image."""
     image = operator.folder / "one.tar"
-    identity = operator.bench("image", "id", image).stdout.strip()
     manifest = operator.manifest("pinned", image=identity)
     pushing = operator.begin(manifest, *operator.nodes.addresses, "--image", image)
     with operator.halfway(*operator.nodes.addresses):
@@ -148,9 +155,8 @@ def reader(operator: WithImage) -> Reader:
 
 
 def test_the_documented_lines_push_an_image_to_a_rented_node(
-    operator: WithImage, older: str, reader: Reader
+    operator: WithImage, older: str, identity: str, reader: Reader
 ) -> None:
-    identity = operator.bench("image", "id", operator.folder / "one.tar").stdout.strip()
     keeping = printed("bench push others.json ubuntu@203.0.113.7 --image bench-cuda13.tar --keep")
     assert "level: operator" in reader.type(keeping)
     assert set(operator.images(0)) == {identity, older}
@@ -162,9 +168,8 @@ def test_the_documented_lines_push_an_image_to_a_rented_node(
         assert operator.images(0) == [older]
 
 
-def test_an_image_that_existed_before_is_kept(operator: WithImage, older: str) -> None:
+def test_an_image_that_existed_before_is_kept(operator: WithImage, older: str, identity: str) -> None:
     image = operator.folder / "one.tar"
-    identity = operator.bench("image", "id", image).stdout.strip()
     subprocess.run(
         ["docker", "-H", operator.docker[0], "load", "-qi", str(image)], check=True, stdout=subprocess.DEVNULL
     )
@@ -224,9 +229,10 @@ def test_a_damaged_layer_is_refused_by_its_digest(operator: WithImage, small: Pa
     operator.remove(0, *operator.tags(0))
 
 
-def test_an_image_may_be_pulled_and_must_still_match_the_manifest(operator: WithImage, older: str) -> None:
+def test_an_image_may_be_pulled_and_must_still_match_the_manifest(
+    operator: WithImage, older: str, identity: str
+) -> None:
     address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
-    identity = operator.bench("image", "id", image).stdout.strip()
     manifest = operator.manifest("pulled", models=["tiny-vit"], image=identity)
     with image_registry(operator.folder / "registry", free_port()) as registry:
         put_something_else(operator, f"{registry}/bench:other")
