@@ -72,8 +72,7 @@ def test_a_run_fits_into_a_bundle_for_any_size_of_telemetry_and_logs(
     with begun(tmp_path / "run") as run:
         assert searched(run, Guessing(), monkeypatch) is None
         with (run.folder / "telemetry.jsonl").open("ab") as file:
-            for _ in range(3):
-                file.write(course(2 * HOUR, gpus=64))
+            file.write(course(2 * HOUR, gpus=64) * 3)
         (run.folder / "logs").mkdir(exist_ok=True)
         (run.folder / "logs" / "long.txt").write_bytes(bytes(MAX_MEMBER_BYTES + 1))
         done = _finish(run, Seal(KEY), None)
