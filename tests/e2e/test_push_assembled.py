@@ -86,21 +86,21 @@ def pushed(operator: WithImage, node: int, *words: str) -> tuple[int, str]:
         return line.count, done.stderr
 
 
-def test_a_node_with_an_index_and_mirrors_gets_four_megabytes(operator: WithImage, index: Path) -> None:
+def test_a_node_with_an_index_and_mirrors_gets_four_megabytes(
+    operator: WithImage, index: Path, images: Images
+) -> None:
     """Debian's packages come from the mirrors that this machine's apt has, as for the build of the image."""
-    identity = operator.bench("image", "id", operator.folder / "one.tar").stdout.strip()
     with served(index) as url:
         moved, said = pushed(operator, 0, "--index", url)
     print(f"{moved:,} bytes over SSH\n{said}")
     assert "instead of all layers over SSH" in said
-    assert operator.images(0) == [identity]
+    assert operator.images(0) == [images.one["config"]]
     assert moved < 4.5 * MB
     assert operator.nodes.left(operator.nodes.addresses[0]) == [".bench"]
 
 
-def test_what_an_index_lies_about_or_lacks_is_sent(operator: WithImage, index: Path) -> None:
+def test_what_an_index_lies_about_or_lacks_is_sent(operator: WithImage, index: Path, images: Images) -> None:
     """There is no Debian mirror; one wheel's link leads to another file, and one to none."""
-    identity = operator.bench("image", "id", operator.folder / "one.tar").stdout.strip()
     for project in ("regex", "tokenizers"):
         (wheel,) = (index / project).glob("*.whl")
         wheel.unlink()
@@ -111,5 +111,5 @@ def test_what_an_index_lies_about_or_lacks_is_sent(operator: WithImage, index: P
     print(f"{moved:,} bytes over SSH\n{said}")
     assert "sent instead: regex-" in said and "(127.0.0.1: it is larger than the file in the lock)" in said
     assert "more (127.0.0.1: 404" in said  # Debian's packages and tokenizers
-    assert operator.images(1) == [identity]
+    assert operator.images(1) == [images.one["config"]]
     assert moved < 180 * MB
