@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from bench.base.errors import in_json
@@ -79,6 +79,7 @@ class ManualEntry:
         return self.kind == SECTION and page in RECORDS
 
 
+@lru_cache(20_000)  # a word is compared with all names of the manual
 def plain_name(text: str) -> str:
     """Return a name in the form in which names are compared."""
     return re.sub(r"[-_\s]+", " ", inline(text).casefold()).strip(" .:?").removeprefix("the ")
