@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,6 +104,34 @@ def wait_between_reduction_loops() -> None:
     waiting_load.waits = True  # type: ignore[attr-defined]
     TritonKernel.load = waiting_load
     torch.compiler.config.cache_key_tag += "+waits"  # otherwise the caches return kernels that do not wait
+
+
+def read_rows_without_dimension() -> None:
+    """Let a compiled kernel that computes one row a program read values that belong to the row alone.
+
+    Relies on: the private class TritonSymbols of the compiler, whose `get_block_shape` reads symbols of an
+    expression, and on the kernel's ranges. Why: for a row, which is no dimension of the kernel's tensors,
+    torch 2.11 fails with "TypeError: list indices must be integers or slices, not NoneType". It compiled
+    neither Falcon-H1 nor Granite 4 on an H200. No issue known.
+    Remove when all supported versions of torch look for ranges without a dimension, as 2.13 does.
+    """
+    from types import SimpleNamespace
+
+    from torch._inductor.codegen import triton
+    from torch.utils._sympy.symbol import symbol_is_type
+
+    symbols = triton.TritonSymbols
+    if "tensor_dim is None" in inspect.getsource(symbols.get_block_shape):
+        return
+    block_shape = symbols.get_block_shape.__func__
+
+    def of_dimensions(cls: Any, expression: Any) -> Any:
+        # A range whose tensor_dim is None is a row; its symbols have no part in the shape.
+        rows = [tree.symt for tree in triton.V.kernel.active_range_trees() if tree.tensor_dim is None]
+        others = {one for one in expression.free_symbols if not any(symbol_is_type(one, row) for row in rows)}
+        return block_shape(cls, SimpleNamespace(free_symbols=others))
+
+    symbols.get_block_shape = classmethod(of_dimensions)
 
 
 def compute_parts_apart() -> None:
