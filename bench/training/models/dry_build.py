@@ -284,16 +284,23 @@ def _misspelt_fields(model: Model, configuration: Any, unread: Sequence[str], pa
     known = transformers_inside.field_names(type(configuration)())
     fields = {name: transformers_inside.value_of(configuration, name) for name in known}
     for key in unread:
-        if meant := meant_field(key, model.architecture, fields):
+        if meant := meant_field(key, _without_filled(model, model.architecture), fields):
             found = f"{type(configuration).__name__} has no such field"
             hint = f'nearest: "{meant}"; or leave it out: nothing reads it'
             yield Mistake(f"{path}/architecture/{key}", found, hint)
 
 
+def _without_filled(model: Model, given: Mapping[str, Any], inside: str = "") -> Mapping[str, Any]:
+    """Leave out fields with the value that bench gives them if a manifest lacks them: these may be meant."""
+    filled = model.recipe.aim.defaults_of_types.get(model.family, {})
+    return {key: value for key, value in given.items() if filled.get(f"{inside}{key}", ...) != value}
+
+
 def _misspelt_in_towers(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
     """Yield the misspelt fields inside of the configurations of a model's towers."""
     for tower in model.recipe.aim.towers:
-        given, held = model.architecture[tower], getattr(configuration, tower)
+        given = _without_filled(model, model.architecture[tower], f"{tower}/")
+        held = getattr(configuration, tower)
         default = type(held)()
         known = transformers_inside.field_names(default)
         fields = {name: getattr(held, name, None) for name in known}
