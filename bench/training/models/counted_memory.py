@@ -245,9 +245,8 @@ class _Count:
     logits: int = 0  # of a sample
     kinds: dict[str, _Kind] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)  # of each kind: blocks may be called repeatedly
-    called: set[nn.Module] = field(default_factory=set)
     long: Mapping[int, BlockKind] = field(default_factory=dict)  # kinds that do not run, by their order
-    short: bool = False  # samples of a few steps: no loop is too long
+    short: bool = False  # samples of a few steps, or without: no loop over them is too long
 
     @staticmethod
     def of(
@@ -273,6 +272,7 @@ class _Count:
             _require_no_capacity(module)
         samples = _samples_with_contents(module) if reads else SAMPLES
         autocast = None if halved else half
+        short = short or model.recipe.sequence_length is None
         count = _Count(
             module, blocks_of(module), autocast, known, samples, reads, long=long or {}, short=short
         )
@@ -288,8 +288,6 @@ class _Count:
                 block.forward = self._instead_of(block, block.forward, kept)
             found = aim.answer(self.module, batch)
             aim.loss(found, aim.labels(batch, found, self.module))
-        if self.called < {*self.parts}:
-            raise LookupError("a block that the model does not call has no bytes")
         self.logits = found.numel() // self.samples
         ran = sum(kind.inside for kind in self.kinds.values() if kind.backward is None)
         self.outside = kept.bytes - ran - FP32 * self.logits
@@ -297,7 +295,7 @@ class _Count:
     @property
     def loops_long(self) -> bool:
         """Whether a block was counted at short lengths, because it loops over positions."""
-        return any(is_long(kind.calls) for kind in self.kinds.values())
+        return not self.short and any(is_long(kind.calls) for kind in self.kinds.values())
 
     def footprint(self, *, compiled: bool) -> Footprint:
         """Return the footprint of the model, for compiled blocks or for others."""
@@ -343,7 +341,6 @@ class _Count:
             if not self.calls:
                 self.before = kept.bytes
             self.calls[name] += 1
-            self.called.add(block)
             if name not in self.kinds:
                 self.kinds[name] = self._kind(block, description, name, forward, arguments, keywords, kept)
             return copied(self.kinds[name].result)
@@ -388,8 +385,7 @@ class _Count:
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
         """Call the first block of a kind; return the first tensor of its result."""
         with self._rules(), known_integers() if self.reads else nullcontext():
-            result = kind.first.forward.__wrapped__(*arguments, **keywords)
-        return result if hasattr(result, "shape") else next(iter(result))
+            return tensors_of(kind.first.forward.__wrapped__(*arguments, **keywords))[0]
 
     def _backward(self, kind: _Kind) -> int:
         """Count the peak bytes of a block's backward pass for each sample, without the block's kept bytes."""
