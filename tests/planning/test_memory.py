@@ -19,7 +19,7 @@ from bench.planning.memory_prediction import (
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
 from bench.training.models import Counted, Flops, Model, Parts, families, family_of, parameters_of
-from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.counted_memory import counted_memory
 from bench.training.models.generic import TransformersFamily, _parts
 from bench.training.models.paper_code import find_model
 from bench.training.models.shipped_counts import digest_of, shipped_counts
@@ -81,10 +81,8 @@ def counts_of_brought(model: Model, setting: Setting) -> Counted | None:
         assert isinstance(family, TransformersFamily)
         ways = [(fused, (how,)) for fused, hows in family.counted_ways() for how in hows]
         asked = [way for way in ways if way == (kernels, (compiled,))]
-        footprints = counted_footprints(
-            model, partial(family.build_with, model), family.blocks, asked, (halved,)
-        )
-        COUNTS[key] = Counted(parts_of(model, family), Flops(0), footprints=footprints)
+        memory = counted_memory(model, partial(family.build_with, model), family.blocks, asked, (halved,))
+        COUNTS[key] = Counted(parts_of(model, family), Flops(0), footprints=memory.footprints)
     return COUNTS[key]
 
 

@@ -28,7 +28,14 @@ from bench.training.models.attention import (
     window_of,
 )
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
-from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
+from bench.training.models.footprint import (
+    FP32,
+    Block,
+    CountedFootprint,
+    CountedMemory,
+    FailsHalved,
+    Footprint,
+)
 from bench.training.models.model import Model, empty_batch
 from bench.training.models.repeated_blocks import (
     BlockKind,
@@ -59,6 +66,8 @@ FEW = (31, 37, 41, 43, 47, 53, 59, 61)  # samples of which whole numbers have co
 MOST_REASON = 160  # letters
 MOST_SECONDS = 60  # of the processor; after them, no further way of computing is counted
 HEADS_DIMENSIONS = 4  # of queries: samples, heads, positions, width
+NOT_FOLLOWED = (LookupError, LongLoop, UnlikeBlocks)  # which say that bench cannot count, not that code fails
+FAILS_HALVED = "its code fails where weights are in half precision"
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
@@ -73,7 +82,7 @@ class Way(NamedTuple):
     compiled: bool
 
 
-def counted_footprints(
+def counted_memory(
     model: Model,
     build: Build,
     blocks_of: BlocksOf,
@@ -82,7 +91,7 @@ def counted_footprints(
     *,
     kernels_of_attention: bool = False,
     tell: Callable[[str], None] = lambda _: None,
-) -> tuple[CountedFootprint, ...]:
+) -> CountedMemory:
     """Count a model's footprint for each way of computing it; leave out ways that cannot be followed.
 
     A way says whether kernels run, and for which of compiled and uncompiled blocks to count. `halves` says
@@ -103,11 +112,12 @@ def counted_footprints(
     found = {way: counting.footprint(way) for way in in_order}
     for reason in dict.fromkeys(one for one in found.values() if isinstance(one, str)):
         tell(f"its memory is not counted{_which(found, reason)}: {reason}")
-    return tuple(
+    footprints = (
         CountedFootprint(way.kernels, way.compiled, way.halved, footprint)
         for way in asked
         if not isinstance(footprint := found[way], str)
     )
+    return CountedMemory(tuple(footprints), tuple(counting.failing))
 
 
 def _which(found: Mapping[Way, Footprint | str], reason: str) -> str:
@@ -129,6 +139,7 @@ class _Ways:
     blocks_of: BlocksOf
     shared: bool  # whether ways know of each other's kinds of blocks
     counts: dict[tuple[bool, bool], _Count | str] = field(default_factory=dict)
+    failing: list[FailsHalved] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.deadline = process_time() + MOST_SECONDS
@@ -161,10 +172,13 @@ class _Ways:
             )  # fmt: skip
             try:
                 self.counts[key] = _counted(self.model, count_of)
+            except NOT_FOLLOWED as error:
+                self.counts[key] = _reason(error)
             except Exception as error:  # an architecture's code may raise anything
-                whole = self.counts.get((way.kernels, False))
-                fails = "its code fails where weights are in half precision: " * isinstance(whole, _Count)
-                self.counts[key] = fails + _reason(error)
+                self.counts[key] = _reason(error)
+                if isinstance(self.counts.get((way.kernels, False)), _Count):
+                    self.counts[key] = f"{FAILS_HALVED}: {_reason(error)}"
+                    self.failing.append(FailsHalved(way.kernels, f"{FAILS_HALVED}: {_reason(error)}"))
         return self.counts[key]
 
 

@@ -217,16 +217,16 @@ def counted(
     line each of which settings the bytes are not counted, and why.
     Counting the bytes takes seconds, so a trial calls `counted_work` instead.
     """
-    from bench.training.models.counted_memory import counted_footprints
+    from bench.training.models.counted_memory import counted_memory
 
     family = family or TransformersFamily(model.family)
     work = counted_work(model, family)
     build = partial(family.build_for_memory, model)
-    footprints = counted_footprints(
+    memory = counted_memory(
         model, build, family.blocks, family.counted_ways(),
         kernels_of_attention=family.kernels_of_attention, tell=tell,
     )  # fmt: skip
-    return replace(work, footprints=footprints)
+    return replace(work, footprints=memory.footprints, failing=memory.failing)
 
 
 def counted_work(model: Model, family: TransformersFamily | None = None) -> Counted:
