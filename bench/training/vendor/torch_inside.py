@@ -254,13 +254,15 @@ def tensors_when_compiled(
     `given`, which are tensors of `samples` samples without contents.
 
     Relies on: `aot_function` and `min_cut_rematerialization_partition` of torch._functorch, with which the
-    compiler decides what is kept and what is computed again. No issue known.
+    compiler decides what is kept and what is computed again, and the private `_use_lazy_graph_module`, with
+    which the compiler, too, writes no code for graphs that it does not run. No issue known.
     Remove when torch tells the peak memory of a compiled module.
     """
     import torch
     from torch._functorch.aot_autograd import aot_function
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     from bench.training.vendor.graph_lifetimes import Graphs, block_tensors
@@ -292,9 +294,18 @@ def tensors_when_compiled(
         raise _Partitioned
 
     compiled = aot_function(computed, _unchanged, _unchanged, partition, select_decomp_table())
-    with suppress(_Partitioned):
+    with suppress(_Partitioned), _use_lazy_graph_module(True):
         compiled(*weights.values(), *(values[i] for i in places))
     return [*sizes.values()], found[-1]
+
+
+def import_partitioner() -> None:
+    """Import what `tensors_when_compiled` needs.
+
+    Relies on: the same modules. No issue known. Remove when torch tells the peak memory of a compiled module.
+    """
+    import torch._functorch.aot_autograd
+    import torch._inductor.decomposition  # noqa: F401
 
 
 class _Partitioned(Exception):

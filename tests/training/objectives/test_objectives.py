@@ -271,7 +271,7 @@ def types_of(objective: ObjectiveName) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("objective", ["speech-recognition", "audio-classification"])
 def test_sound_has_the_form_that_a_type_takes_by_default(objective: ObjectiveName) -> None:
-    """What bench fills in without transformers is what transformers' configurations say."""
+    """The form that bench fills in without transformers is the one of transformers' configurations."""
     size = replace(model_of("speech-recognition", "whisper").recipe, audio_seconds=30)
     forms = {name: form for one in FORMS.values() for name, form in one.items()}
     for name, default in types_of(objective):
@@ -291,7 +291,7 @@ def test_sound_has_the_form_that_a_type_takes_by_default(objective: ObjectiveNam
 def test_a_manifest_without_the_form_of_its_data_means_the_same_model_without_transformers(
     model_type: str, given: dict[str, Any], objective: ObjectiveName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a verifier without transformers would refuse the bundle of such a manifest."""
+    """A verifier without transformers would refuse the bundle of another model."""
     sizes = {"audio_seconds": 30, "target_length": 8, "sequence_length": 8}
     described = {
         "name": "mine", "architecture": {"model_type": model_type, **given},
