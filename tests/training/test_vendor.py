@@ -222,6 +222,17 @@ def test_whole_numbers_are_known_beside_floats_without_contents() -> None:
     assert read == (0.0, 6, 2), gone(known_integers_inside, "contents cannot be read")
 
 
+def test_large_whole_numbers_take_no_memory_and_are_read_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_integers_inside, "MOST_COMPUTED", 8)
+    with torch_inside.fake_tensors(), known_integers():
+        places = torch.arange(4) + 1
+        pairs = places[:, None] == places[None, :]
+        read = bool(pairs.any()), int(places.max())
+    assert type(pairs).__name__ == "FakeTensor", gone(known_integers_inside, "large ones are computed")
+    assert pairs.untyped_storage().nbytes() == 16, gone(known_integers_inside, "their bytes are unknown")
+    assert read == (False, 4), gone(known_integers_inside, "contents cannot be read")
+
+
 def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:
     assert hasattr(torch.ops.aten, "_grouped_mm"), gone(torch_inside, "torch has no aten._grouped_mm")
     assert "_grouped_mm" in inspect.getsource(torch.nn.functional.grouped_mm), gone(

@@ -218,9 +218,9 @@ def test_the_place_of_a_block_makes_no_kind_of_its_own(deep: None) -> None:
     assert [block.count for block in found.footprint.blocks][-2:] == [1, LAYERS - 1]
 
 
-@pytest.mark.parametrize("model_type", ["longformer", "dbrx"])
+@pytest.mark.parametrize("model_type", ["longformer", "dbrx", "funnel"])
 def test_the_memory_of_code_that_reads_what_it_computed_is_what_autograd_keeps(model_type: str) -> None:
-    model = small(model_type, READING[model_type])
+    model = small(model_type, (READING | {"funnel": "masked-lm"})[model_type])
     family = TransformersFamily(model_type)
     build = partial(family.build_with, model)
     (found,) = counted_memory(model, build, family.blocks, [(False, [False])]).footprints
