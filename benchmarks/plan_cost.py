@@ -1,9 +1,10 @@
 """Measure what `bench plan` costs for architectures that users bring, and what it does not know of them.
 
-    PYTHONPATH=. python benchmarks/plan_cost.py [--products] [TYPE...]
+    PYTHONPATH=. python benchmarks/plan_cost.py [--products] [NAME...]
 
 Each architecture is planned by a process of its own, at the size of a published model: PUBLIC has the fields
-of some, and of the others transformers' default configuration, which is a published model's, too. The table
+of some, and of the others transformers' default configuration, which is a published model's, too. A name is
+a type, or one of PUBLIC. The table
 has the processor seconds of the plan as a ratio to that of Llama-7B, planned in the same run before and after
 the others; in how many settings the plan does not know the memory; and with --products, whether a run would
 know what the model multiplies. Takes about ten minutes of one core for the default types.
@@ -49,10 +50,22 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
         "d_model": 768, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12,
         "feed_forward_proj": "gated-gelu", "encoder_attention_type": "transient-global",
     },
+    "swin-large": {
+        "model_type": "swin", "image_size": 384, "embed_dim": 192, "depths": [2, 2, 18, 2],
+        "num_heads": [6, 12, 24, 48], "window_size": 12,
+    },
+    "resnet-152": {"model_type": "resnet", "depths": [3, 8, 36, 3]},
+    "segformer-b5": {
+        "model_type": "segformer", "image_size": 512, "depths": [3, 6, 40, 3],
+        "hidden_sizes": [64, 128, 320, 512],
+    },
+    "poolformer-m48": {
+        "model_type": "poolformer", "hidden_sizes": [96, 192, 384, 768], "depths": [8, 8, 24, 8],
+    },
 }  # fmt: skip
 TYPES = (
     "jamba", "qwen3_next", "wavlm", "minimax", "switch_transformers", "longformer", "dbrx", "longt5",
-    "perceiver", "xlstm", "falcon", "beit", "swin", "rwkv",
+    "perceiver", "xlstm", "falcon", "beit", "swin", "swin-large", "poolformer-m48", "rwkv",
 )  # fmt: skip
 
 
@@ -67,14 +80,15 @@ class Row(NamedTuple):
     remark: str
 
 
-def described(model_type: str) -> dict[str, Any]:
-    """Return a manifest's own model of a type: a published architecture, with the type's first objective."""
+def described(name: str) -> dict[str, Any]:
+    """Return a manifest's own model: a published architecture, with its type's first objective."""
     from transformers import CONFIG_MAPPING
 
     from bench.training.objectives import objective_of
 
+    public = PUBLIC.get(name, {})
+    model_type = public.get("model_type", name)
     aim = objective_of(next(objective for _, objective in pairs([model_type])))
-    public = PUBLIC.get(model_type, {})
     fields = CONFIG_MAPPING[model_type]().to_dict() | public
     positions = (fields[field] for field in POSITIONS if type(fields.get(field)) is int)
     known = {
@@ -84,7 +98,7 @@ def described(model_type: str) -> dict[str, Any]:
     }
     counts = {field: fields.get(field, LABELS) for field in aim.counts}
     return {
-        "name": model_type.replace("_", "-"),
+        "name": name.replace("_", "-"),
         "architecture": {"model_type": model_type, **counts, **public},
         "recipe": {
             "objective": aim.name, "batch_size": 256, "steps": 1000, "precision": "bf16",
@@ -140,7 +154,7 @@ def main() -> None:
     """Plan each type and print the table."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("types", nargs="*", metavar="TYPE", help="a model type of transformers")
+    parser.add_argument("types", nargs="*", metavar="NAME", help="a type of transformers, or one of PUBLIC")
     parser.add_argument("--products", action="store_true", help="also count what each type multiplies")
     chosen = parser.parse_args()
     types = chosen.types or TYPES

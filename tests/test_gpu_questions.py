@@ -27,7 +27,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the scripts import each other, as they do when one is started."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     yield
-    for name in ("schedule", "campaign", "open_questions", "changes"):
+    for name in ("schedule", "campaign", "open_questions"):
         sys.modules.pop(name, None)
 
 
@@ -183,19 +183,3 @@ def test_a_bundle_of_an_interrupted_run_is_named_partial(
         (tmp_path / "vit-l/vit-l-0123.tar").write_bytes(b"bundle")
         campaign.keep_bundle(schedule.Answer(schedule.Question("vit-l", ("true",), 1.0), code), tmp_path)
         assert (tmp_path / kept).read_bytes() == b"bundle"
-
-
-def test_mixers_of_hybrids_call_mamba_ssm_while_that_change_is_tried(
-    scripts: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes = import_module("changes")
-    modules = [import_module(f"transformers.models.{name}.modeling_{name}") for name in changes.HYBRIDS]
-
-    def functions() -> list[object]:
-        return [module.mamba2_split_conv1d_scan_combined for module in modules]
-
-    plain, kernel = functions(), object()
-    monkeypatch.setattr(changes.transformers_inside, "mamba2_kernel", lambda: kernel)
-    with changes.CHANGES["mixers-by-mamba-ssm"]():
-        assert functions() == [kernel] * len(modules)
-    assert functions() == plain

@@ -177,7 +177,7 @@ def _plan_setting(
     name = label(setting, model, target)
     parts = counts.parts if counts else Parts(0, ())
     host = host_bytes(parts.total, setting, target.gpus, target.nodes, parts.frozen_bytes) if counts else 0
-    if reason := refusal(setting, model, target) or _host_is_small(host, target):
+    if reason := refusal(setting, model, target, counts) or _host_is_small(host, target):
         return Skipped(model.name, setting, name, reason)
     memory = usable_bytes(manifest.memory_cap_bytes, target)
     share = model.recipe.batch_size // target.gpus
@@ -210,7 +210,10 @@ def _plan_setting(
 
 
 def never_counted(made: Plan) -> tuple[str, ...]:
-    """Say of each model which of its settings have memory that is counted for no architecture of its kind."""
+    """Say of each model which of its settings have memory that is unknown before they run, and what to do.
+
+    They compile attention that could be fused, and was not asked to be: the compiler may fuse it or not.
+    """
     found = dict[str, list[str]]()
     for cell in made.cells:
         family = family_of(cell.model)
@@ -220,8 +223,10 @@ def never_counted(made: Plan) -> tuple[str, ...]:
             if (kernels, compiled) not in counted:
                 found.setdefault(cell.model.name, []).append(cell.label)
     return tuple(
-        f"{name}: the memory of {', '.join(labels)} is not counted: the compiler may fuse attention itself, "
-        "or not; kernels decides it"
+        f"{name}: the memory of {', '.join(labels)} is unknown before it runs: without kernels, "
+        "torch.compile may keep every score of attention in memory, or none. The run finds out: it tries the "
+        "largest micro-batch first, then smaller ones. With kernels beside it, attention keeps no scores, "
+        "and the plan knows the memory"
         for name, labels in found.items()
     )
 

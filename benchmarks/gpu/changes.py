@@ -6,18 +6,13 @@ Each is a context manager that is active while a model is built and trains.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from importlib import import_module
-from unittest.mock import patch
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch._inductor.config
 
 from bench.training.objectives import Objective
-from bench.training.vendor import torch_inside, transformers_inside
-
-# Types with attention and mixers of Mamba 2, which have a function of the same name as Mamba 2's mixers.
-HYBRIDS = ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
+from bench.training.vendor import torch_inside
 
 
 @contextmanager
@@ -52,18 +47,6 @@ def parts_together() -> Iterator[None]:
         lowering.lowerings[operator] = apart
 
 
-@contextmanager
-def mixers_by_mamba_ssm() -> Iterator[None]:
-    """Compute mixers of HYBRIDS by mamba-ssm's kernel, instead of the plain code that would be compiled."""
-    name, *_ = transformers_inside.MIXERS[transformers_inside.MAMBA2]
-    kernel = transformers_inside.mamba2_kernel()
-    with ExitStack() as stack:
-        for hybrid in HYBRIDS:
-            module = import_module(transformers_inside.modeling_module(hybrid))
-            stack.enter_context(patch.object(module, name, kernel))
-        yield
-
-
 def padding(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
     """Return a change of the settings by which the compiler pads products with rows of odd length."""
     return lambda: torch._inductor.config.patch(settings)
@@ -74,5 +57,4 @@ CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "never-padded": padding(shape_padding=False),
     "padded": padding(force_shape_pad=True),
     "parts-together": parts_together,
-    "mixers-by-mamba-ssm": mixers_by_mamba_ssm,
 }

@@ -41,13 +41,11 @@ class Questions:
         return questions
 
     def of_speed(self) -> Iterator[Question]:
-        plain = ["tf32", "gelu", "fused-optimizer", "compile-blocks", "cuda-graphs"]
-        yield self.run("depthwise-bf16", 200, "convnext-large", 64, [plain, ["depthwise", *plain]])
-        clip = {"prove": {"steps": 3, "minutes": 1}, "timing": USUAL | {"warmup_seconds": 12}}
-        yield self.run("clip-vit-b-32", 200, "clip-vit-b-32", 512, ["free-lunch"], **clip)
-        pays = (sys.executable, str(HERE / "would_it_pay.py"), "mixers-by-mamba-ssm", "falcon-h1-1.5b", "2")
-        methods = ("tf32", "kernels", "half-weights", "fused-optimizer", "compile-blocks")
-        yield Question("hybrid-mixers", (*pays, *methods), 400)
+        yield Question("mixers", (sys.executable, str(HERE / "mixers.py")), 150)
+        half = ["tf32", "kernels", "half-weights", "fused-optimizer", "compile-blocks", "chunked-loss"]
+        prove = {"steps": 3, "minutes": 1}
+        for name, micro_batch in (("falcon-h1-1.5b", 16), ("granite-h-1b", 16)):
+            yield self.run(name, 400, name, micro_batch, ["free-lunch", [*half, "cuda-graphs"]], prove=prove)
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")
 
     def of_80_gb(self) -> Iterator[Question]:

@@ -13,22 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from bench.base.errors import BadInput
 from bench.cli.main import main
 from bench.export import standalone
 from bench.export.origin import TrialOrigin
-from bench.export.standalone.model import model_parts
+from bench.export.standalone.model import LISTED_BLOCKS, model_parts
 from bench.export.standalone.python_source import joined, literal, mapping_literal, text_literal
 from bench.records.trial import Timing, Trial
 from bench.training.methods import conflict, known_methods, ordered
 from bench.training.models import Model, known_models, own_module
+from bench.training.models.generic import TransformersFamily
 from bench.training.objectives import known_objectives
 from bench.training.optimizers import OPTIMIZERS
 from bench.training.setting import GROUPS
 from bench.training.vendor.transformers_source import has_experts, head_name
 from tests.export.alone import NODE, facts_of, script_of
 from tests.report.made import bundle
+from tests.training.models.test_generic import model_of
 
 TINY = ("tiny-gpt-neox", "tiny-roberta", "tiny-mamba", "tiny-convnext", "tiny-vit")
 WIDTH = "100"
@@ -333,6 +336,15 @@ def test_a_model_of_timm_is_built_by_timm_alone(setting: tuple[str, ...]) -> Non
     assert 'TIMM_MODEL = "resnet18"' in text and 'ARCHITECTURE = {\n    "drop_rate": 0.1,\n}' in text
     assert "import timm" in text and "from transformers" not in text
     assert max(map(len, text.splitlines())) <= int(WIDTH)
+
+
+@pytest.mark.parametrize("name", ["poolformer", "swin", "bert"])
+def test_a_script_finds_the_blocks_that_bench_finds(name: str) -> None:
+    scope: dict[str, Any] = {"nn": nn}
+    exec(LISTED_BLOCKS.code, scope)
+    family, model = TransformersFamily(name), model_of(name)
+    module = family.build(model, kernels=False)
+    assert scope["blocks_of"](module) == family.blocks(module)
 
 
 def test_muon_has_the_groups_of_the_recipe() -> None:

@@ -86,12 +86,12 @@ def test_a_manifest_that_asks_for_no_setting_with_the_wheel_loses_nothing() -> N
 
 
 def test_code_of_transformers_that_calls_a_kernel_is_named() -> None:
-    bamba = {
-        "name": "small-bamba", "architecture": {"model_type": "bamba", "vocab_size": 1000},
+    jamba = {
+        "name": "small-jamba", "architecture": {"model_type": "jamba", "vocab_size": 1000},
         "recipe": RECIPE,
     }  # fmt: skip
-    found = {cost.wheels: cost.callers for cost in costs("pythia-1b", bamba, methods=["naive"])}
-    assert found == {("mamba-ssm", "causal-conv1d"): ("small-bamba",)}
+    found = {cost.wheels: cost.callers for cost in costs("pythia-1b", jamba, methods=["naive"])}
+    assert found == {("mamba-ssm", "causal-conv1d"): ("small-jamba",)}
 
 
 @pytest.mark.parametrize(

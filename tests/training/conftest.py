@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench.training.models.footprint import CountedMemory
+
 
 @pytest.fixture
 def without_footprints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,7 +16,8 @@ def without_footprints(monkeypatch: pytest.MonkeyPatch) -> None:
     A test that asks for mistakes, remarks, parameters or operations needs none. A way whose bytes cannot be
     counted is no mistake. test_counted_memory.py asks for the bytes.
     """
-    monkeypatch.setattr("bench.training.models.counted_memory.counted_footprints", lambda *_, **__: ())
+    nothing = CountedMemory(())
+    monkeypatch.setattr("bench.training.models.counted_memory.counted_memory", lambda *_, **__: nothing)
 
 
 @pytest.fixture(scope="module")

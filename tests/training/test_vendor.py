@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import socket
-import sys
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +17,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from bench.training.models import Family, families, known_models
+from bench.training.models import Family, families, family_of, known_models
 from bench.training.vendor import deepspeed_inside, torch_inside, transformers_inside, transformers_source
 from bench.training.vendor import known_integers as known_integers_inside
 from bench.training.vendor.known_integers import known_integers
+from tests.training.models.small_mixers import small
 
 
 def gone(module: Any, what: str) -> str:
@@ -121,6 +121,44 @@ def test_a_kernel_waits_once_before_it_reads_what_an_earlier_loop_wrote(
     assert lines == ["load a", "load c", "tl.debug_barrier()", "load a", "load b"]
 
 
+def test_a_row_has_no_part_in_the_shape_of_what_a_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sympy
+    from torch._inductor.codegen import triton
+    from torch.utils._sympy.symbol import SymT
+
+    class OfTorch211:
+        @classmethod
+        def get_block_shape(cls, expression: Any) -> tuple[str, ...]:
+            shape = ["1"]
+            for symbol in expression.free_symbols:
+                tree = next(tree for tree in trees if symbol.name.startswith(tree.prefix))
+                shape[tree.tensor_dim] = f"{tree.prefix.upper()}BLOCK"  # type: ignore[call-overload]
+            return tuple(shape)
+
+    trees = [
+        SimpleNamespace(prefix="x", symt=SymT.XBLOCK, tensor_dim=None),
+        SimpleNamespace(prefix="r0_", symt=SymT.R0_INDEX, tensor_dim=0),
+    ]
+    row, column = sympy.Symbol("x0"), sympy.Symbol("r0_1")
+    monkeypatch.setattr(triton, "TritonSymbols", OfTorch211)
+    with pytest.raises(TypeError, match="not NoneType"):
+        OfTorch211.get_block_shape(row + column)
+    for _ in range(2):  # the second call changes nothing
+        torch_inside.read_rows_without_dimension()
+    with triton.V.set_kernel_handler(SimpleNamespace(active_range_trees=lambda: trees)):
+        shapes = [OfTorch211.get_block_shape(read) for read in (row, column, row + column)]
+    assert shapes == [("1",), ("R0_BLOCK",), ("R0_BLOCK",)]
+
+
+def test_this_torch_leaves_rows_out_or_fails_in_the_way_that_is_mended() -> None:
+    from torch._inductor.codegen import triton
+
+    source = inspect.getsource(triton.TritonSymbols.get_block_shape)
+    assert "tensor_dim is None" in source or ("free_symbols" in source and "active_range_trees" in source), (
+        gone(torch_inside, "the compiler computes the shape of what a kernel reads in another way")
+    )
+
+
 def test_parts_that_a_product_reads_are_computed_apart_and_others_are_fused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,6 +220,17 @@ def test_whole_numbers_are_known_beside_floats_without_contents() -> None:
     assert sorted({*chosen.flatten().tolist()}) != [], gone(known_integers_inside, "they have no contents")
     assert rows.shape == by_truth.shape == (2, 5), gone(known_integers_inside, "sizes follow from nothing")
     assert read == (0.0, 6, 2), gone(known_integers_inside, "contents cannot be read")
+
+
+def test_large_whole_numbers_take_no_memory_and_are_read_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_integers_inside, "MOST_COMPUTED", 8)
+    with torch_inside.fake_tensors(), known_integers():
+        places = torch.arange(4) + 1
+        pairs = places[:, None] == places[None, :]
+        read = bool(pairs.any()), int(places.max())
+    assert type(pairs).__name__ == "FakeTensor", gone(known_integers_inside, "large ones are computed")
+    assert pairs.untyped_storage().nbytes() == 16, gone(known_integers_inside, "their bytes are unknown")
+    assert read == (False, 4), gone(known_integers_inside, "contents cannot be read")
 
 
 def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:
@@ -418,29 +467,48 @@ def test_a_mamba_mixer_calls_its_convolution_and_its_scan_by_these_names() -> No
     assert len(kinds) == 2
 
 
-def test_a_mixer_of_mamba_2_calls_its_kernel_its_convolution_and_its_scan_by_these_names() -> None:
-    from transformers import Mamba2Config
+def test_types_with_mixers_of_mamba_2_are_those_whose_code_has_its_function() -> None:
+    name = transformers_inside.MAMBA2_FUNCTIONS[0]
+    import transformers
 
-    transformers_inside.scan_mamba2_by(None)
-    module = sys.modules[transformers_inside.MAMBA2]
-    small = Mamba2Config(
-        hidden_size=4, state_size=2, num_heads=2, head_dim=4, n_groups=1, num_hidden_layers=1
+    folder = Path(str(transformers.__file__)).parent / "models"
+    found = {file.parent.name for file in folder.glob("*/modeling_*.py") if name in file.read_text()}
+    assert {*transformers_inside.MAMBA2_MIXERS} == found, gone(
+        transformers_inside, "MAMBA2_MIXERS lists other types than those with the function"
     )
-    mixer = module.Mamba2Mixer(small, layer_idx=0)
+
+
+@pytest.mark.parametrize("model_type", transformers_inside.MAMBA2_MIXERS)
+def test_a_mixer_of_mamba_2_calls_its_kernel_its_convolution_and_its_scan_by_these_names(
+    model_type: str,
+) -> None:
+    transformers_inside.scan_mamba2_by(model_type, None)
+    model = small(model_type)
+    module = family_of(model).build(model, kernels=False)
     kinds: list[str] = []
 
     def instead(kind: str, function: Any, *arguments: Any, **keywords: Any) -> Any:
         kinds.append(kind)
         return function(*arguments, **keywords)
 
+    tokens = torch.ones(1, 3, dtype=torch.long)
     with transformers_inside.mamba_in_parts(instead):
-        mixer(torch.ones(1, 3, 4))
-    assert kinds == ["convolutions", "scans"], gone(transformers_inside, "Mamba2Mixer calls other functions")
-    mixer(torch.ones(1, 3, 4))
-    assert len(kinds) == 2
-    transformers_inside.scan_mamba2_by(lambda projected, *_, **__: projected[..., :4])
-    assert mixer(torch.ones(1, 3, 4)).shape == (1, 3, 4)
-    transformers_inside.scan_mamba2_by(None)
+        module(input_ids=tokens)
+    assert kinds and kinds == ["convolutions", "scans"] * (len(kinds) // 2), gone(
+        transformers_inside, f"mixers of {model_type} call other functions"
+    )
+    module(input_ids=tokens)
+    called = len(kinds)
+    fused: list[torch.Tensor] = []
+
+    def scan(projected: torch.Tensor, *_: Any, outproj_weight: torch.Tensor, **__: Any) -> torch.Tensor:
+        fused.append(projected)
+        return projected[..., : outproj_weight.shape[0]]
+
+    transformers_inside.scan_mamba2_by(model_type, scan)
+    module(input_ids=tokens)
+    transformers_inside.scan_mamba2_by(model_type, None)
+    assert (len(kinds), len(fused)) == (called, called // 2)
 
 
 def test_transformers_source_is_readable() -> None:

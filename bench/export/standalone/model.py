@@ -212,9 +212,13 @@ LISTED_BLOCKS = SourcePart(
     '''
 def blocks_of(model):
     """Return the blocks of every stack: of the longest list, and of others of compound modules."""
+    def items(stack):  # a list of lists is one stack: a list itself is never called
+        parts = [items(part) if isinstance(part, nn.ModuleList) else [part] for part in stack]
+        return [item for part in parts for item in part]
+
     lists = {name: part for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     inner = {name for name in lists for other in lists if name.startswith(f"{other}.")}
-    outer = [part for name, part in lists.items() if name not in inner]
+    outer = [items(part) for name, part in lists.items() if name not in inner]
     longest = max(outer, key=len, default=None)
     compound = [one for one in outer if all(len(list(block.modules())) > 4 for block in one)]
     stacks = [one for one in outer if one is longest or one in compound]

@@ -55,7 +55,7 @@ def candidates_of(model: Model, counts: Counted, target: Target) -> Candidates:
     found, reasons = [], []
     sizes = divisors(model.recipe.batch_size // target.gpus)
     for setting in guided_settings(model, target):
-        if reason := why_unpredicted(model, setting) or refusal(setting, model, target):
+        if reason := why_unpredicted(model, setting) or refusal(setting, model, target, counts):
             reasons.append(reason)
             continue
         needs = {size: predict_bytes(model, setting, size, target.gpus, counts) for size in sizes}

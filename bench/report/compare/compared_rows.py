@@ -35,10 +35,11 @@ from bench.records.trial import NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
 from bench.report.compare.episodes import Episode, ends_of, episodes_of
 from bench.training.models import Model
+from bench.training.vendor.transformers_inside import MAMBA_SSM
 
 # Packages that decide how fast the same code runs; rows with other versions of them are not comparable.
 STACK = ("torch", "triton", "transformers", "flash-attn")
-STACK_OF_A_FAMILY = dict.fromkeys(("mamba", "mamba2"), ("mamba-ssm", "causal-conv1d"))
+STACK_OF_A_FAMILY = dict.fromkeys(MAMBA_SSM, ("mamba-ssm", "causal-conv1d"))
 DEEPSPEED = "deepspeed"  # compared only among rows whose fastest setting uses it
 
 ON_TRUST = "of the manifest"  # the condition that holds what verification had to take on trust

@@ -109,8 +109,11 @@ def not_exported(framework: str, setting: Setting, model: Model) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-def refusal(setting: Setting, model: Model, target: Target) -> str | None:
-    """Return the first reason why a setting cannot train the model on the target; None if it can."""
+def refusal(setting: Setting, model: Model, target: Target, counts: Counted | None = None) -> str | None:
+    """Return the first reason why a setting cannot train the model on the target; None if it can.
+
+    `counts` of a model tell what its code was found to be unable to do.
+    """
     optimizer = model.recipe.optimizer
     if optimizer.computes_in_bf16 and older_than(target, 8.0):
         needs = f"{optimizer.name} computes in bf16, which needs compute capability 8.0"
@@ -133,6 +136,7 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     reasons = (
         why_not_recorded(setting, target.gpus),
         *(method_named(name).why_not(model, target) for name in setting),
+        counts.why_not(model, setting) if counts else None,
     )
     return conflict(setting) or next((reason for reason in reasons if reason), None)
 

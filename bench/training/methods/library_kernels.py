@@ -37,7 +37,7 @@ def _refuse_kernels(model: Model, target: Target) -> str | None:
     family = family_of(model)
     if model.recipe.precision == "fp8" and not family.kernels_call_layers:
         return f"the kernels of {family.name} multiply by weights themselves, in bf16, and the recipe is fp8"
-    return family.missing_kernels(target.device, target.has)
+    return family.missing_kernels(target.device, target.has) or family.why_no_kernels(model)
 
 
 def _refuse_flex_attention(model: Model, target: Target) -> str | None:

@@ -75,8 +75,9 @@ def _plain_family(name: str) -> Family:
     if family := families().get(name) or module_families().get(name):
         return family
     from bench.training.models import generic, mamba2
+    from bench.training.vendor.transformers_inside import MAMBA2_MIXERS
 
-    return mamba2.FAMILY if name == mamba2.FAMILY.name else generic.TransformersFamily(name)
+    return mamba2.Mamba2Mixers(name) if name in MAMBA2_MIXERS else generic.TransformersFamily(name)
 
 
 def has_formulas(model: Model) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.training.models.cuda_autocast import half_of
-from bench.training.models.generic import TARGETS, TransformersFamily
+from bench.training.models.generic import TARGETS, TransformersFamily, Ways
 from bench.training.models.model import Family, Has, Lora, Model, installed
 from bench.training.models.timm_family import NAME as TIMM
 from bench.training.objectives import ObjectiveName
@@ -76,15 +76,23 @@ class FamilyWithAdapters(TransformersFamily):
         """Ask the family beneath: adapters need no packages of their own here."""
         return self.plain.missing_kernels(device, has)
 
+    def why_no_kernels(self, model: Model) -> str | None:
+        """Ask the family beneath, which knows the layers that its kernels do not call."""
+        return self.plain.why_no_kernels(model)
+
+    def counted_ways(self) -> Ways:
+        """Ask the family that counts: adapters change nothing about kernels."""
+        return self.counting.counted_ways()
+
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         """Build the module with weights in half precision, if the recipe has one, then add adapters."""
         with _weights_in_half(model):
             module = self.plain.build(without_adapters(model), kernels=kernels)
-        return _with_adapters(module, model)
+        return _with_adapters(module, model, self.plain)
 
     def build_with(self, model: Model, attention: str) -> nn.Module:
         """Build the module with one of transformers' implementations of attention, then add adapters."""
-        return _with_adapters(self.build_plain(model, attention), model)
+        return _with_adapters(self.build_plain(model, attention), model, self.plain)
 
     def build_plain(self, model: Model, attention: str) -> nn.Module:
         """Build the model without adapters; the arguments are those of `build_with`."""
@@ -95,7 +103,7 @@ class FamilyWithAdapters(TransformersFamily):
         """Build the module as the family beneath does, then add adapters."""
         with _weights_in_half(model):
             module = self.counting.build_for_memory(without_adapters(model), attention)
-        return _with_adapters(module, model)
+        return _with_adapters(module, model, self.plain)
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         """Return the blocks of the family beneath; their adapters are inside them."""
@@ -132,7 +140,7 @@ def adapter_mistakes(model: Model, family: FamilyWithAdapters, path: str) -> Ite
     with torch.device("meta"):
         module = family.build_plain(model, "eager")
     layers = _linear_layers(module)
-    able = _able(layers, module, model)
+    able = _able(layers, module, model, family.plain)
     if not able:
         yield Mistake(place, f"{model.family} has no linear layers", "allowed: no lora")
         return
@@ -181,7 +189,7 @@ def save_adapters(state: Mapping[str, torch.Tensor], model: Model, module: nn.Mo
     _configuration(model, sorted(adapted), heads).save_pretrained(str(folder))
 
 
-def _with_adapters(module: nn.Module, model: Model) -> nn.Module:
+def _with_adapters(module: nn.Module, model: Model, family: Family) -> nn.Module:
     """Freeze every weight of a model, and add adapters; in classifiers, leave the head trained."""
     import peft
     import torch
@@ -194,7 +202,7 @@ def _with_adapters(module: nn.Module, model: Model) -> nn.Module:
     for weight in module.parameters():
         if weight.is_floating_point() and weight not in exact:
             weight.data = weight.data.to(half)
-    targets = _wanted(model.recipe.lora, _able(_linear_layers(module), module, model))
+    targets = _wanted(model.recipe.lora, _able(_linear_layers(module), module, model, family))
     if not targets:
         raise BadInput("its adapters are beside no linear layer", where=model.name, advice=TARGETS)
     try:
@@ -243,15 +251,23 @@ def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _able(layers: Mapping[str, nn.Module], module: nn.Module, model: Model) -> dict[str, nn.Module]:
+def _able(
+    layers: Mapping[str, nn.Module], module: nn.Module, model: Model, family: Family
+) -> dict[str, nn.Module]:
     """Return the layers that may have adapters.
 
-    "all-linear" leaves out the layer of the logits, as peft does; a classifier's is trained whole.
+    "all-linear" leaves out the layer of the logits, as peft does, and layers that kernels do not call; a
+    classifier's is trained whole.
     """
     assert model.recipe.lora is not None
     leaves_out = model.recipe.lora.targets == "all-linear" or model.recipe.objective in CLASSIFY
     last = _logits_layer(module) if leaves_out else None
-    return {name: part for name, part in layers.items() if not last or not f"{name}.".startswith(f"{last}.")}
+    uncalled = family.read_by_kernels if model.recipe.lora.targets == "all-linear" else None
+    return {
+        name: part
+        for name, part in layers.items()
+        if not (last and f"{name}.".startswith(f"{last}.")) and name.rpartition(".")[2] != uncalled
+    }
 
 
 def _logits_layer(module: nn.Module) -> str | None:

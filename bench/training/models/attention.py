@@ -172,17 +172,24 @@ def _window_alone(
     mask_function: Callable[..., Tensor],
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
     **_: Any,
 ) -> Window | None:
     """Return the window if the mask that transformers asks for with these arguments is one, and nothing else.
 
-    `mask_function` says for two positions whether the first attends to the second. Its answers for some rows
-    show the window; while it is traced it gives no answers, so that the mask is built.
+    Code that reads a mask, or joins two of them, asks never to skip it, and gets it. transformers itself asks
+    so where the mask has further functions (`use_vmap`). `mask_function` says for two positions whether the
+    first attends to the second. Its answers for some rows show the window; while it is traced it gives no
+    answers, so that the mask is built.
     """
     import torch
 
+    read_by_code = not (allow_is_causal_skip or allow_is_bidirectional_skip or use_vmap)
     if (
         local_size is None
+        or read_by_code
         or attention_mask is not None
         or q_length != kv_length
         or torch.compiler.is_compiling()

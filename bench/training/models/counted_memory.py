@@ -28,7 +28,14 @@ from bench.training.models.attention import (
     window_of,
 )
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
-from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
+from bench.training.models.footprint import (
+    FP32,
+    Block,
+    CountedFootprint,
+    CountedMemory,
+    FailsHalved,
+    Footprint,
+)
 from bench.training.models.model import Model, empty_batch
 from bench.training.models.repeated_blocks import (
     BlockKind,
@@ -59,6 +66,8 @@ FEW = (31, 37, 41, 43, 47, 53, 59, 61)  # samples of which whole numbers have co
 MOST_REASON = 160  # letters
 MOST_SECONDS = 60  # of the processor; after them, no further way of computing is counted
 HEADS_DIMENSIONS = 4  # of queries: samples, heads, positions, width
+NOT_FOLLOWED = (LookupError, LongLoop, UnlikeBlocks)  # which say that bench cannot count, not that code fails
+FAILS_HALVED = "its code fails where weights are in half precision"
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
@@ -73,7 +82,7 @@ class Way(NamedTuple):
     compiled: bool
 
 
-def counted_footprints(
+def counted_memory(
     model: Model,
     build: Build,
     blocks_of: BlocksOf,
@@ -82,7 +91,7 @@ def counted_footprints(
     *,
     kernels_of_attention: bool = False,
     tell: Callable[[str], None] = lambda _: None,
-) -> tuple[CountedFootprint, ...]:
+) -> CountedMemory:
     """Count a model's footprint for each way of computing it; leave out ways that cannot be followed.
 
     A way says whether kernels run, and for which of compiled and uncompiled blocks to count. `halves` says
@@ -103,11 +112,12 @@ def counted_footprints(
     found = {way: counting.footprint(way) for way in in_order}
     for reason in dict.fromkeys(one for one in found.values() if isinstance(one, str)):
         tell(f"its memory is not counted{_which(found, reason)}: {reason}")
-    return tuple(
+    footprints = (
         CountedFootprint(way.kernels, way.compiled, way.halved, footprint)
         for way in asked
         if not isinstance(footprint := found[way], str)
     )
+    return CountedMemory(tuple(footprints), tuple(counting.failing))
 
 
 def _which(found: Mapping[Way, Footprint | str], reason: str) -> str:
@@ -129,6 +139,7 @@ class _Ways:
     blocks_of: BlocksOf
     shared: bool  # whether ways know of each other's kinds of blocks
     counts: dict[tuple[bool, bool], _Count | str] = field(default_factory=dict)
+    failing: list[FailsHalved] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.deadline = process_time() + MOST_SECONDS
@@ -161,10 +172,13 @@ class _Ways:
             )  # fmt: skip
             try:
                 self.counts[key] = _counted(self.model, count_of)
+            except NOT_FOLLOWED as error:
+                self.counts[key] = _reason(error)
             except Exception as error:  # an architecture's code may raise anything
-                whole = self.counts.get((way.kernels, False))
-                fails = "its code fails where weights are in half precision: " * isinstance(whole, _Count)
-                self.counts[key] = fails + _reason(error)
+                self.counts[key] = _reason(error)
+                if isinstance(self.counts.get((way.kernels, False)), _Count):
+                    self.counts[key] = f"{FAILS_HALVED}: {_reason(error)}"
+                    self.failing.append(FailsHalved(way.kernels, f"{FAILS_HALVED}: {_reason(error)}"))
         return self.counts[key]
 
 
@@ -245,9 +259,8 @@ class _Count:
     logits: int = 0  # of a sample
     kinds: dict[str, _Kind] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)  # of each kind: blocks may be called repeatedly
-    called: set[nn.Module] = field(default_factory=set)
     long: Mapping[int, BlockKind] = field(default_factory=dict)  # kinds that do not run, by their order
-    short: bool = False  # samples of a few steps: no loop is too long
+    short: bool = False  # samples of a few steps, or without: no loop over them is too long
 
     @staticmethod
     def of(
@@ -273,6 +286,7 @@ class _Count:
             _require_no_capacity(module)
         samples = _samples_with_contents(module) if reads else SAMPLES
         autocast = None if halved else half
+        short = short or model.recipe.sequence_length is None
         count = _Count(
             module, blocks_of(module), autocast, known, samples, reads, long=long or {}, short=short
         )
@@ -288,8 +302,6 @@ class _Count:
                 block.forward = self._instead_of(block, block.forward, kept)
             found = aim.answer(self.module, batch)
             aim.loss(found, aim.labels(batch, found, self.module))
-        if self.called < {*self.parts}:
-            raise LookupError("a block that the model does not call has no bytes")
         self.logits = found.numel() // self.samples
         ran = sum(kind.inside for kind in self.kinds.values() if kind.backward is None)
         self.outside = kept.bytes - ran - FP32 * self.logits
@@ -297,7 +309,7 @@ class _Count:
     @property
     def loops_long(self) -> bool:
         """Whether a block was counted at short lengths, because it loops over positions."""
-        return any(is_long(kind.calls) for kind in self.kinds.values())
+        return not self.short and any(is_long(kind.calls) for kind in self.kinds.values())
 
     def footprint(self, *, compiled: bool) -> Footprint:
         """Return the footprint of the model, for compiled blocks or for others."""
@@ -343,7 +355,6 @@ class _Count:
             if not self.calls:
                 self.before = kept.bytes
             self.calls[name] += 1
-            self.called.add(block)
             if name not in self.kinds:
                 self.kinds[name] = self._kind(block, description, name, forward, arguments, keywords, kept)
             return copied(self.kinds[name].result)
@@ -388,8 +399,7 @@ class _Count:
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
         """Call the first block of a kind; return the first tensor of its result."""
         with self._rules(), known_integers() if self.reads else nullcontext():
-            result = kind.first.forward.__wrapped__(*arguments, **keywords)
-        return result if hasattr(result, "shape") else next(iter(result))
+            return tensors_of(kind.first.forward.__wrapped__(*arguments, **keywords))[0]
 
     def _backward(self, kind: _Kind) -> int:
         """Count the peak bytes of a block's backward pass for each sample, without the block's kept bytes."""

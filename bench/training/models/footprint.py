@@ -103,6 +103,22 @@ class CountedFootprint:
 
 
 @dataclass(frozen=True, slots=True)
+class FailsHalved:
+    """Why a model's code cannot compute with weights in half precision, with kernels or without."""
+
+    kernels: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountedMemory:
+    """The footprints of a model that were counted, and what its code was found to be unable to do."""
+
+    footprints: tuple[CountedFootprint, ...]
+    failing: tuple[FailsHalved, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """Counts of a model before it runs, by formulas or from a module without contents."""
 
@@ -112,6 +128,17 @@ class Counted:
     head_backward: int | None = None  # of the head's products in the backward pass; None: twice `head`
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
     shapes: OperationShapes = later(OperationShapes())
+    failing: tuple[FailsHalved, ...] = later(())
+
+    def why_not(self, model: Model, setting: Setting) -> str | None:
+        """Return why the model's code fails in a setting; None if it does not, or if nobody tried.
+
+        Autocast casts what the code multiplies. Without it, code that mixes precisions fails.
+        """
+        if lowered(model) == FP32 or autocasts(model, setting):
+            return None
+        kernels = "kernels" in setting
+        return next((one.reason for one in self.failing if one.kernels == kernels), None)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
         """Find the footprint counted with a setting's kernels, compilation and dtype; None if none was.

@@ -168,13 +168,18 @@ class TransformersFamily(Family):
         """Return the blocks of every stack of a model, in order; the whole module if it has none.
 
         A stack is a list outside of other lists: the longest one, and others whose items are compound
-        modules, such as the layers of an encoder beside those of a decoder.
+        modules, such as the layers of an encoder beside those of a decoder. A list of lists is one stack of
+        their items, because a list itself is never called.
         """
         from torch import nn
 
+        def items(stack: nn.ModuleList) -> list[nn.Module]:
+            parts = (items(part) if isinstance(part, nn.ModuleList) else [part] for part in stack)
+            return [item for part in parts for item in part]
+
         lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
         outer = [
-            part
+            items(part)
             for name, part in lists.items()
             if not any(name.startswith(f"{other}.") for other in lists if other != name)
         ]
@@ -212,16 +217,16 @@ def counted(
     line each of which settings the bytes are not counted, and why.
     Counting the bytes takes seconds, so a trial calls `counted_work` instead.
     """
-    from bench.training.models.counted_memory import counted_footprints
+    from bench.training.models.counted_memory import counted_memory
 
     family = family or TransformersFamily(model.family)
     work = counted_work(model, family)
     build = partial(family.build_for_memory, model)
-    footprints = counted_footprints(
+    memory = counted_memory(
         model, build, family.blocks, family.counted_ways(),
         kernels_of_attention=family.kernels_of_attention, tell=tell,
     )  # fmt: skip
-    return replace(work, footprints=footprints)
+    return replace(work, footprints=memory.footprints, failing=memory.failing)
 
 
 def counted_work(model: Model, family: TransformersFamily | None = None) -> Counted:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SCAN_CHUNK = 2048  # tokens; mamba-ssm keeps one state a chunk: csrc/selective_scan/selective_scan.cpp
 
 KERNEL_PROJECTS = "mamba-ssm and causal-conv1d"
+NO_ADAPTERS = "mamba-ssm's kernels read weights past their layers, and would leave adapters out"
+BREAKS_GRAPH = "mamba-ssm's kernels break the graph in every block"
 
 
 @contextmanager
@@ -56,8 +58,8 @@ class Mamba(FamilyWithFormulas):
     layers = "backbone.layers"
     keeps_fp32_weights = "Mamba's authors kept fp32 weights and computed under autocast"
     activations = ("silu",)  # the fused kernel supports no other
-    no_adapters = "mamba-ssm's kernels read weights past their layers, and would leave adapters out"
-    breaks_graph = "mamba-ssm's kernels break the graph in every block"
+    no_adapters = NO_ADAPTERS
+    breaks_graph = BREAKS_GRAPH
     # transformers 5.17, MambaConfig
     defaults: Mapping[str, Any] = {
         "vocab_size": 50280,

@@ -1,4 +1,4 @@
-"""Mamba 2: convolution, scan, norm and last product of a mixer in one kernel of mamba-ssm.
+"""Mixers of Mamba 2, alone or beside attention: mamba-ssm computes all but their first product in one kernel.
 
 Parameters and operations are counted on the module without contents, and so are kept bytes, with a stand-in
 for the kernel, which has the tensors of mamba-ssm 2.3: ops/triton/ssd_combined.py, the class
@@ -13,52 +13,71 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.training.models.footprint import FP32
 from bench.training.models.generic import COMPILED_OR_NOT, TransformersFamily, Ways
-from bench.training.models.mamba import importing_kernels, missing_packages
-from bench.training.models.model import Has, Model, installed
+from bench.training.models.mamba import BREAKS_GRAPH, NO_ADAPTERS, importing_kernels, missing_packages
+from bench.training.models.model import SDPA, Has, Model, installed
 from bench.training.models.stand_in import empty_operator
-from bench.training.vendor import transformers_inside
+from bench.training.vendor import transformers_inside, transformers_source
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 PACKAGES = ("mamba_ssm", "causal_conv1d")
+LAST_LAYER = "out_proj"  # of a mixer
+MIXERS = "mamba-ssm: convolution, scan, norm and last product of a mixer fused"
 
 
-class Mamba2(TransformersFamily):
-    """Mamba 2 of transformers; mamba-ssm's kernels are chosen here and not by transformers."""
+class Mamba2Mixers(TransformersFamily):
+    """A type of transformers with mixers of Mamba 2; bench chooses their kernels, and not transformers."""
 
-    kernels = "mamba-ssm: convolution, scan, norm and last product of a mixer fused"
     kernels_call_layers = False
     kernels_of_attention = False
     slow_without_kernels = True  # the plain scan writes every state of every position
-    breaks_graph = "mamba-ssm's kernels break the graph in every block"
+    read_by_kernels = LAST_LAYER
+    breaks_graph = BREAKS_GRAPH
+
+    @property
+    def kernels(self) -> str:  # type: ignore[override]
+        """The parts that the method "kernels" replaces, in words."""
+        return f"{MIXERS}; {SDPA}" if self._attends else MIXERS
+
+    @property
+    def _attends(self) -> bool:
+        """Whether there is attention beside the mixers, which the method "kernels" computes fused."""
+        return transformers_source.why_not_fused(self.name) is None
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         """Return which of the packages of mamba-ssm is missing, or that they need a GPU."""
         return missing_packages(PACKAGES, device, has)
 
+    def why_no_kernels(self, model: Model) -> str | None:
+        """Return which part of an architecture or of its adapters mamba-ssm's kernel cannot follow."""
+        lora = model.recipe.lora
+        if lora and any(target.rpartition(".")[2] == LAST_LAYER for target in lora.targets):
+            return NO_ADAPTERS
+        return transformers_source.why_no_mamba2_kernel(self.name, model.architecture)
+
     def counted_ways(self) -> Ways:
-        """Count its memory with and without kernels, each compiled and not: all four differ."""
-        return (False, COMPILED_OR_NOT), (True, COMPILED_OR_NOT)
+        """Count its memory with and without kernels; eager attention is counted as it runs uncompiled."""
+        return (False, (False,) if self._attends else COMPILED_OR_NOT), (True, COMPILED_OR_NOT)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        """Choose the scan of all Mamba 2 in this process; EnvironmentCannot if mamba-ssm is broken."""
+        """Choose the scan of this type in this process; EnvironmentCannot if mamba-ssm is broken."""
         with importing_kernels():
             scan = transformers_inside.mamba2_kernel() if kernels else None
-        transformers_inside.scan_mamba2_by(scan)
-        return super().build_with(model, "eager")
+        module = super().build(model, kernels=kernels and self._attends)
+        transformers_inside.scan_mamba2_by(self.name, scan)
+        return module
 
     def build_with(self, model: Model, attention: str) -> nn.Module:
-        """Build the module with transformers' plain scan; with any attention but eager, with the stand-in."""
-        transformers_inside.scan_mamba2_by(None if attention == "eager" else kept_scan)
-        return super().build_with(model, "eager")
+        """Build the module, whose scan is plain unless it trains; `build` chooses by what it trains."""
+        transformers_inside.evaluate_mamba2_plainly(self.name)
+        return super().build_with(model, attention if self._attends else "eager")
 
     def build_for_memory(self, model: Model, attention: str) -> nn.Module:
-        """Build with the stand-in in place of mamba-ssm's kernel, which need not be installed here."""
-        return self.build_with(model, attention)
-
-
-FAMILY = Mamba2("mamba2")
+        """Build with the stand-in in place of mamba-ssm's kernel, unless attention is eager."""
+        module = self.build_with(model, attention)
+        transformers_inside.scan_mamba2_by(self.name, None if attention == "eager" else kept_scan)
+        return module
 
 
 def kept_scan(
@@ -70,7 +89,7 @@ def kept_scan(
     *,
     D: Tensor,  # noqa: N803 (the name in Mamba2Mixer's call)
     chunk_size: int,
-    rmsnorm_weight: Tensor,
+    rmsnorm_weight: Tensor | None,
     outproj_weight: Tensor,
     outproj_bias: Tensor | None,
     headdim: int,
@@ -82,7 +101,8 @@ def kept_scan(
     weights = (convolution, convolution_bias, dt_bias, decay, D, rmsnorm_weight, product, outproj_bias)
     given = [weight for weight in weights if weight is not None]
     inner, width = D.numel() * headdim, convolution.shape[0]
-    sizes = [inner, width, ngroups, chunk_size, D.numel(), product.shape[0]]
+    deviations = 0 if rmsnorm_weight is None else ngroups
+    sizes = [inner, width, ngroups, chunk_size, D.numel(), product.shape[0], deviations]
     result: Tensor = _operation()(projected, given, sizes)[0]
     return result
 
@@ -130,11 +150,11 @@ def _scanned(
     import torch
 
     samples, length, _ = projected.shape
-    inner, _, groups, *_, features = sizes
+    inner, *_, features, deviations = sizes
     return (
         projected.new_empty(samples, length, features),
         projected.new_empty(samples, length, inner),
-        projected.new_empty(samples, length, groups, dtype=torch.float32),
+        projected.new_empty(samples, length, deviations, dtype=torch.float32),
     )
 
 
@@ -149,7 +169,7 @@ def _gradients(
     import torch
 
     samples, length, _ = projected.shape
-    inner, width, groups, chunk, heads, _ = sizes
+    inner, width, groups, chunk, heads, *_ = sizes
     working = working_bytes(length, inner, width, groups, chunk, heads, projected.element_size())
     in_use = projected.new_empty(samples, working, dtype=torch.uint8)
     return torch.empty_like(projected), [torch.empty_like(weight) for weight in weights], in_use

@@ -255,6 +255,7 @@ class Family(Protocol):
     slow_without_kernels: bool = False  # whether one sample takes minutes on a GPU without them
     keeps_fp32_weights: str | None = None  # why weights must not have half precision; None if they may
     no_adapters: str | None = None  # why the family's models cannot be trained by low-rank adapters
+    read_by_kernels: str | None = None  # the name of layers whose weights "kernels" reads without a call
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
     uses_all_weights: bool = True  # whether every weight is known to affect the loss
 
@@ -311,6 +312,10 @@ class Family(Protocol):
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         """Return why "kernels" cannot work on a device; None if it can. `has` finds the device's packages."""
         return None if self.kernels else f"no kernels exist for {self.name}"
+
+    def why_no_kernels(self, model: Model) -> str | None:
+        """Return why "kernels" does not compute what this model computes; None if it does."""
+        return None
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         """Build the module: in training mode, with fp32 weights, on the current default device."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, get_args
 
 from bench.base.errors import Mistake, in_json, nearest
 from bench.training.models import (
@@ -22,10 +22,10 @@ from bench.training.models import (
 )
 from bench.training.models.model import INERT, TOKENS
 from bench.training.models.recipes import in_samples, new_recipe, number_mistakes, read_onto, recipe_mistakes
+from bench.training.objectives import ObjectiveName, objective_of
+from bench.training.objectives.objective import with_value
 from bench.training.vendor import transformers_source
 
-# Fields of two towers with the sizes of made-up data (bench/training/objectives/contrastive.py).
-SIZES = {"text_config": "vocab_size", "vision_config": "image_size"}
 CHANGED = "; changed in the manifest: "  # between the source of a recipe and fields that are not from it
 TOKEN_ENDINGS = ("_id", "_index")  # of names whose number is a token's, and no size
 LARGEST = 2**31  # largest whole number in an architecture
@@ -35,7 +35,7 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
     """Return a manifest's own model, or all mistakes in it."""
     from bench.training.models.generic import TransformersFamily
 
-    name, given = obj["name"], _with_sizes(obj["architecture"])
+    name, given = obj["name"], _with_sizes(obj["architecture"], obj.get("recipe"))
     mistakes = []
     if name in known_models():
         mistakes.append(Mistake(f"{path}/name", f'"{name}" is a model here', "allowed: a name of your own"))
@@ -111,20 +111,18 @@ def _is_unread(family: Family, key: str, given: Mapping[str, Any]) -> bool:
     return meant_field(key, given, family.defaults) is None
 
 
-def _with_sizes(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an architecture with the sizes of made-up data that its towers have by default.
+def _with_sizes(given: Mapping[str, Any], recipe: Any) -> Mapping[str, Any]:
+    """Return an architecture with the sizes of made-up data that its type has by default.
 
-    Published configurations of two towers leave them out.
+    Published configurations leave some of them out.
     """
-    model_type, towers = str(given.get("model_type")), [given.get(tower) for tower in SIZES]
-    if model_type not in transformers_source.types() or not all(isinstance(one, Mapping) for one in towers):
+    objective = recipe.get("objective") if isinstance(recipe, Mapping) else None
+    model_type = given.get("model_type")
+    if objective not in get_args(ObjectiveName) or not isinstance(model_type, str):
         return given
-    filled = dict(given)
-    for tower, field in SIZES.items():
-        default = transformers_source.default_in_part(model_type, tower, field)
-        if field not in given[tower] and default is not None:
-            filled[tower] = {**given[tower], field: default}
-    return filled
+    for path, value in objective_of(objective).defaults_of_types.get(model_type, {}).items():
+        given = with_value(given, path, value)
+    return given
 
 
 def _mistakes_without_recipe(

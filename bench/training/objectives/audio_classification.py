@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
-from bench.training.objectives.sound import sound_part
+from bench.training.objectives.sound import FORMS, sound_part
 
 
 class AudioClassification(Objective):
@@ -18,6 +18,7 @@ class AudioClassification(Objective):
     mapping = "AUDIO_CLASSIFICATION"
     sizes = ("audio_seconds",)
     counts: Mapping[str, str] = {"num_labels": "labels"}
+    defaults_of_types = FORMS
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         """Return the sound in the form of the model's feature extractor, and one label."""

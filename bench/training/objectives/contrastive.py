@@ -28,6 +28,21 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 26  # logits that exist at once, in fp32
 IMAGES, TEXTS = 0, 1
+WORDS, SIDE = "text_config/vocab_size", "vision_config/image_size"
+# Words and pixels of the types of transformers that have both by default; siglip2 has no size of images.
+SIZES: Mapping[str, tuple[int, int]] = {
+    "align": (30522, 600),
+    "altclip": (250002, 224),
+    "blip": (30524, 384),
+    "blip-2": (50272, 224),
+    "chinese_clip": (30522, 224),
+    "clip": (49408, 224),
+    "clipseg": (49408, 224),
+    "metaclip_2": (49408, 224),
+    "siglip": (32000, 224),
+    "tipsv2": (32000, 448),
+    "videoprism": (32000, 288),
+}
 FP32 = 4  # bytes
 
 
@@ -41,7 +56,10 @@ class Contrastive(Objective):
     mapping = "ZERO_SHOT_IMAGE_CLASSIFICATION"
     sizes = ("image_size", "sequence_length")
     data = ("tokens", "images")
-    counts: Mapping[str, str] = {"text_config/vocab_size": "tokens", "vision_config/image_size": "pixels"}
+    counts: Mapping[str, str] = {WORDS: "tokens", SIDE: "pixels"}
+    defaults_of_types: Mapping[str, Mapping[str, int]] = {
+        name: {WORDS: words, SIDE: side} for name, (words, side) in SIZES.items()
+    }
     towers = ("text_config", "vision_config")
     compares_samples = True
 

@@ -151,6 +151,9 @@ class Objective:
     packs_documents: bool = False  # whether a sample may hold several documents
     # Fields of an architecture that made-up data depends on, and the unit of each, for people.
     counts: Mapping[str, str] = {}
+    # By type of transformers: fields on which made-up data depend, for configurations that leave them out.
+    # They stand here because planning and verifying must come to the same model without transformers.
+    defaults_of_types: Mapping[str, Mapping[str, int]] = {}
     has_text_head: bool = False  # whether a head of features gives logits over tokens, at every position
     towers: tuple[str, ...] = ()  # fields with the configurations of a model's parts, the text's first
     # Whether samples are compared with each other: then `loss` is that of the whole step, `labels` takes a
@@ -224,6 +227,16 @@ class Objective:
     def form(self, size: SampleSize, samples: int) -> str:
         """Describe to the user of an exported script the form of a micro-batch of `samples` samples."""
         raise NotImplementedError
+
+
+def with_value(architecture: Architecture, path: str, value: Any) -> Architecture:
+    """Return an architecture with a value for a field that it leaves out; a part that is missing stays so."""
+    name, _, rest = path.partition("/")
+    if rest:
+        part = architecture.get(name)
+        inside = {name: with_value(part, rest, value)} if isinstance(part, Mapping) else {}
+        return {**architecture, **inside}
+    return {name: value, **architecture}
 
 
 def value_at(architecture: Architecture, path: str) -> Any:

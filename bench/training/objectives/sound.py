@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bench.training.objectives.objective import Architecture, Part, SampleSize
 
 SAMPLES_A_SECOND = 16_000  # of waveforms, the rate of the feature extractors of all these models
 FRAMES_A_SECOND = 100  # of features: a frame every 10 ms
+# The fields below, of the types of transformers whose configurations have them.
+FORMS: Mapping[str, Mapping[str, int]] = {
+    "audio-spectrogram-transformer": {"num_mel_bins": 128, "max_length": 1024},
+    "seamless_m4t": {"feature_projection_input_dim": 160},
+    "seamless_m4t_v2": {"feature_projection_input_dim": 160},
+    "speech_to_text": {"input_feat_per_channel": 80},
+    "wav2vec2-bert": {"feature_projection_input_dim": 160},
+    "whisper": {"num_mel_bins": 80, "max_source_positions": 1500},
+}
 
 
 def sound_part(architecture: Architecture, size: SampleSize) -> Part:
     """Return the part of a batch that holds sound, by the fields with which an architecture states its form.
 
-    An architecture without these fields takes waveforms.
+    An architecture without these fields takes waveforms, because its type has none (FORMS).
     """
     seconds = size.audio_seconds or 1
     frames = seconds * FRAMES_A_SECOND

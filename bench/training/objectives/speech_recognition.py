@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
-from bench.training.objectives.sound import sound_part
+from bench.training.objectives.sound import FORMS, sound_part
 
 
 class SpeechRecognition(Objective):
@@ -19,6 +19,7 @@ class SpeechRecognition(Objective):
     sizes = ("audio_seconds", "target_length")
     data = ("tokens",)
     counts: Mapping[str, str] = {"vocab_size": "tokens"}
+    defaults_of_types = FORMS
     has_text_head = True
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-MOST_COMPUTED = 2**24  # elements of a tensor of whole numbers that is computed; those of larger ones are 0
+# Elements of a tensor of whole numbers that is computed. Larger ones have no contents, and are read as 0.
+MOST_COMPUTED = 2**24
 MOST_FLOATS = 2**20  # elements of floats that are computed because they follow from whole numbers alone
 
 
@@ -81,13 +82,8 @@ def _mode() -> Callable[[], Any]:
         return without_contents(value, "cpu") if large else value
 
     def made(known: Any, without: Any) -> Any:
-        """Return whole numbers of the first result, and floats of the second; large whole numbers are 0."""
-        if is_float(without) or not isinstance(without, torch.Tensor):
-            return without
-        if known is not None:
-            return known
-        with unset_fake_temporarily():
-            return torch.zeros(without.shape, dtype=without.dtype)
+        """Return whole numbers of the first result, and floats of the second."""
+        return without if is_float(without) or not isinstance(without, torch.Tensor) else known
 
     def of_nothing(func: Any, args: Any, kwargs: Any) -> Any:
         """Make a tensor: floats have no contents if they are many, or are to be filled."""
@@ -104,21 +100,22 @@ def _mode() -> Callable[[], Any]:
             given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if not given:
                 return of_nothing(func, args, kwargs)
-            device = next((leaf.device for leaf in given if not is_known(leaf)), None)
-            if device is None:
-                return tree_map(large_without, computed(func, args, kwargs))
+            all_known = all(map(is_known, given))
+            device = next((leaf.device for leaf in given if not is_known(leaf)), "cpu")
             try:
                 with_none = tree_map(partial(without_contents, device=device), (args, kwargs))
                 without = func(*with_none[0], **with_none[1])
             except Exception as error:
                 if not needs_contents(error):
                     raise
-                return tree_map(partial(floats_without, device=device), computed(func, args, kwargs))
+                found = computed(func, args, kwargs)
+                return tree_map(large_without if all_known else partial(floats_without, device=device), found)
             results = [leaf for leaf in tree_leaves(without) if isinstance(leaf, torch.Tensor)]
-            if all(map(is_float, results)):
+            if all(map(is_float, results)) and not all_known:
                 return without
-            small = max(leaf.numel() for leaf in results) <= MOST_COMPUTED
-            known = computed(func, args, kwargs) if small else tree_map(lambda _: None, without)
-            return tree_map(made, known, without)
+            if max((leaf.numel() for leaf in results), default=0) > MOST_COMPUTED:
+                return without
+            known = computed(func, args, kwargs)
+            return tree_map(large_without, known) if all_known else tree_map(made, known, without)
 
     return KnownIntegers

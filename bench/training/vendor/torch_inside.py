@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,6 +104,34 @@ def wait_between_reduction_loops() -> None:
     waiting_load.waits = True  # type: ignore[attr-defined]
     TritonKernel.load = waiting_load
     torch.compiler.config.cache_key_tag += "+waits"  # otherwise the caches return kernels that do not wait
+
+
+def read_rows_without_dimension() -> None:
+    """Let a compiled kernel that computes one row a program read values that belong to the row alone.
+
+    Relies on: the private class TritonSymbols of the compiler, whose `get_block_shape` reads symbols of an
+    expression, and on the kernel's ranges. Why: for a row, which is no dimension of the kernel's tensors,
+    torch 2.11 fails with "TypeError: list indices must be integers or slices, not NoneType". It compiled
+    neither Falcon-H1 nor Granite 4 on an H200. No issue known.
+    Remove when all supported versions of torch look for ranges without a dimension, as 2.13 does.
+    """
+    from types import SimpleNamespace
+
+    from torch._inductor.codegen import triton
+    from torch.utils._sympy.symbol import symbol_is_type
+
+    symbols = triton.TritonSymbols
+    if "tensor_dim is None" in inspect.getsource(symbols.get_block_shape):
+        return
+    block_shape = symbols.get_block_shape.__func__
+
+    def of_dimensions(cls: Any, expression: Any) -> Any:
+        # A range whose tensor_dim is None is a row; its symbols have no part in the shape.
+        rows = [tree.symt for tree in triton.V.kernel.active_range_trees() if tree.tensor_dim is None]
+        others = {one for one in expression.free_symbols if not any(symbol_is_type(one, row) for row in rows)}
+        return block_shape(cls, SimpleNamespace(free_symbols=others))
+
+    symbols.get_block_shape = classmethod(of_dimensions)
 
 
 def compute_parts_apart() -> None:
@@ -225,13 +254,15 @@ def tensors_when_compiled(
     `given`, which are tensors of `samples` samples without contents.
 
     Relies on: `aot_function` and `min_cut_rematerialization_partition` of torch._functorch, with which the
-    compiler decides what is kept and what is computed again. No issue known.
+    compiler decides what is kept and what is computed again, and the private `_use_lazy_graph_module`, with
+    which the compiler, too, writes no code for graphs that it does not run. No issue known.
     Remove when torch tells the peak memory of a compiled module.
     """
     import torch
     from torch._functorch.aot_autograd import aot_function
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     from bench.training.vendor.graph_lifetimes import Graphs, block_tensors
@@ -263,9 +294,18 @@ def tensors_when_compiled(
         raise _Partitioned
 
     compiled = aot_function(computed, _unchanged, _unchanged, partition, select_decomp_table())
-    with suppress(_Partitioned):
+    with suppress(_Partitioned), _use_lazy_graph_module(True):
         compiled(*weights.values(), *(values[i] for i in places))
     return [*sizes.values()], found[-1]
+
+
+def import_partitioner() -> None:
+    """Import what `tensors_when_compiled` needs.
+
+    Relies on: the same modules. No issue known. Remove when torch tells the peak memory of a compiled module.
+    """
+    import torch._functorch.aot_autograd
+    import torch._inductor.decomposition  # noqa: F401
 
 
 class _Partitioned(Exception):

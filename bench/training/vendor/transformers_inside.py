@@ -13,23 +13,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module, reload
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 MAMBA = "transformers.models.mamba.modeling_mamba"
-MAMBA2 = "transformers.models.mamba2.modeling_mamba2"
 # Packages that modeling_mamba imports for its fused kernels. The third is mamba-ssm's own extension, which
 # Mamba 1 needs, but without which newer versions can be installed.
 MAMBA_PACKAGES = ("mamba_ssm", "causal_conv1d", "selective_scan_cuda")
+MAMBA2_MIXERS = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
+MAMBA_SSM = ("mamba", *MAMBA2_MIXERS)  # types whose method "kernels" has mamba-ssm's kernels
 # Functions that a mixer calls while it trains: the whole of it, which may return None; a convolution; a scan.
-MIXERS = {
-    MAMBA: ("mamba_inner_fn", "causal_conv1d_fn", "mamba_selective_scan"),
-    MAMBA2: ("mamba2_split_conv1d_scan_combined", "causal_conv1d_fn", "mamba2_chunk_scan"),
-}
-MAMBA_SSM = ("mamba", "mamba2")  # families whose method "kernels" is mamba-ssm's kernels
+MAMBA_FUNCTIONS = ("mamba_inner_fn", "causal_conv1d_fn", "mamba_selective_scan")
+MAMBA2_FUNCTIONS = ("mamba2_split_conv1d_scan_combined", "causal_conv1d_fn", "mamba2_chunk_scan")
 _mamba_is_fused: dict[str, bool] = {}  # which code modeling_mamba chose when this process last loaded it
 
 
@@ -385,27 +382,49 @@ def load_mamba(*, fused: bool) -> Any:
     return module
 
 
-def scan_mamba2_by(scan: Callable[..., Any] | None) -> None:
-    """Let Mamba 2's mixers train by a function that computes all after their first product.
+def scan_mamba2_by(model_type: str, scan: Callable[..., Any] | None) -> None:
+    """Let a type's mixers of Mamba 2 train by a function that computes all after their first product.
 
-    `scan` is None to use transformers' plain code instead.
+    `scan` is None to use transformers' plain code instead. The function gets its first argument in the
+    precision of products, as Mamba 2 itself passes it: Falcon-H1 multiplies it by a buffer in fp32 before.
 
-    Relies on: the names of three functions that Mamba2Mixer.forward calls. Why: transformers wraps its plain
+    Relies on: the names of three functions that a mixer's forward calls. Why: transformers wraps its plain
     functions, and takes mamba-ssm's wherever it can be imported. No issue known.
-    Remove when Mamba2Config or an argument of `from_config` selects the code.
+    Remove when a configuration or an argument of `from_config` selects the code.
     """
-    module = import_module(MAMBA2)
-    for name, function in _functions_of_mamba2().items():
-        setattr(module, name, inspect.unwrap(function) if scan is None else function)
-    if scan is not None:
-        setattr(module, MIXERS[MAMBA2][0], scan)
+    evaluate_mamba2_plainly(model_type)
+    fused = MAMBA2_FUNCTIONS[0]
+    plain = inspect.unwrap(_functions_of_mixers(model_type)[fused])
+    module = import_module(modeling_module(model_type))
+    setattr(module, fused, plain if scan is None else partial(_scan_lowered, scan))
+
+
+def evaluate_mamba2_plainly(model_type: str) -> None:
+    """Let a type's mixers of Mamba 2 compute by transformers' plain code unless they train.
+
+    The code by which models in this process train stays. It relies on what `scan_mamba2_by` relies on.
+    """
+    module, (_, *parts) = import_module(modeling_module(model_type)), MAMBA2_FUNCTIONS
+    for name in parts:
+        setattr(module, name, inspect.unwrap(_functions_of_mixers(model_type)[name]))
+
+
+def _scan_lowered(
+    scan: Callable[..., Any], projected: Tensor, *given: Any, outproj_weight: Tensor, **more: Any
+) -> Any:
+    import torch
+
+    device = projected.device.type
+    autocast = torch.is_autocast_enabled(device)
+    products = torch.get_autocast_dtype(device) if autocast else outproj_weight.dtype
+    return scan(projected.to(products), *given, outproj_weight=outproj_weight, **more)
 
 
 @cache
-def _functions_of_mamba2() -> Mapping[str, Callable[..., Any]]:
+def _functions_of_mixers(model_type: str) -> Mapping[str, Callable[..., Any]]:
     """Return the functions that `scan_mamba2_by` replaces, as transformers has them."""
-    module = import_module(MAMBA2)
-    return {name: getattr(module, name) for name in MIXERS[MAMBA2]}
+    module = import_module(modeling_module(model_type))
+    return {name: getattr(module, name) for name in MAMBA2_FUNCTIONS}
 
 
 def mamba2_kernel() -> Callable[..., Any]:
@@ -437,17 +456,20 @@ def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
     `instead` takes the kind ("convolutions" or "scans"), the function that the mixer would call, and the
     function's arguments.
 
-    Relies on: the names of three functions that the mixers of Mamba and Mamba 2 call, of which the first has
+    Relies on: the names of three functions that mixers of Mamba and of Mamba 2 call, of which the first has
     the whole mixer in one kernel or returns None. Why: that kernel does not run on tensors without contents.
     No issue known. Remove when mamba-ssm's kernels are operators of torch.
     """
     before: list[tuple[Any, str, Any]] = []
-    for path, names in MIXERS.items():
-        module: Any = sys.modules.get(path)
+    for model_type in MAMBA_SSM:
+        module: Any = sys.modules.get(modeling_module(model_type))
         if module is None:
             continue
+        names = MAMBA_FUNCTIONS if model_type == "mamba" else MAMBA2_FUNCTIONS
         inner, convolve, scan = (getattr(module, name) for name in names)
-        before += zip(repeat(module), names, (inner, convolve, scan))
+        if isinstance(inner, partial):  # `scan_mamba2_by` chose a kernel, which has the parts' kernels, too
+            _, convolve, scan = _functions_of_mixers(model_type).values()
+        before += ((module, name, getattr(module, name)) for name in names)
         parts = (
             lambda *_, **__: None,
             partial(instead, "convolutions", convolve),

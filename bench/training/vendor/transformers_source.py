@@ -82,6 +82,23 @@ def why_not_fused(model_type: str) -> str | None:
     return None
 
 
+def why_no_mamba2_kernel(model_type: str, architecture: Mapping[str, Any]) -> str | None:
+    """Return why the kernel of mamba-ssm cannot compute a type's mixers of Mamba 2; None if it can.
+
+    Relies on: the names of a mixer's attributes. No issue known. Remove when mamba-ssm takes any of them.
+    """
+    code = _source(model_type, "modeling")
+    if found := re.search(r'self\.activation = (?:"(\w+)"|(config\.\w+))', code):
+        activation = found[1] or _field(found[2], model_type, architecture)
+        if activation not in (None, "silu", "swish"):
+            return f"mamba-ssm's kernel computes silu, and these mixers {activation}"
+    if found := re.search(r"self\.conv_kernel_size = (config\.\w+)", code):
+        width = _field(found[1], model_type, architecture)
+        if isinstance(width, int | float) and not 2 <= width <= 4:
+            return f"causal-conv1d's kernels convolve 2 to 4 positions, and these mixers {width:g}"
+    return None
+
+
 @cache
 def why_head_needs_more(model_type: str) -> str | None:
     """Return why a masked language model's head cannot run on the features of some positions.

@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planning.plan import guided_settings
-from bench.training.methods import known_methods
-from bench.training.models import Model, Precision, known_models
-from tests.targets import H200
+from bench.planning.plan import guided_settings, make_plan
+from bench.planning.prediction.candidates import candidates_of
+from bench.training.methods import known_methods, refusal
+from bench.training.models import Counted, Flops, Model, Parts, Precision, known_models
+from bench.training.models.footprint import FailsHalved
+from bench.training.setting import Setting
+from tests.planning.test_plan import LLAMA, manifest
+from tests.targets import FOUR_H200, H200
 from tests.training.models.test_attention import DECODER, model_of
 
 METHOD = known_methods()["half-weights"]
@@ -35,3 +39,32 @@ def test_a_family_may_say_that_its_weights_stay_in_fp32(precision: Precision) ->
     assert METHOD.refuse(known_models()["pythia-1b"], H200) is None
     assert METHOD.refuse(known_models()["roberta-large"], H200) is None
     assert METHOD.refuse(in_half(model_of("llama", "causal-lm", DECODER), precision), H200) is None
+
+
+REASON = "its code fails where weights are in half precision: RuntimeError: expected float"
+FAILING = Counted(Parts(1000, (1000,)), Flops(10**9), failing=(FailsHalved(False, REASON),))
+
+
+@pytest.mark.parametrize(
+    ("setting", "refused"),
+    [
+        ((), False), (("half-weights",), True), (("zero-1",), True), (("compile", "half-weights"), True),
+        # FSDP2 computes under autocast; with kernels nobody saw the code fail.
+        (("fsdp-2",), False), (("kernels", "half-weights"), False),
+    ],
+)  # fmt: skip
+def test_a_setting_in_which_the_code_was_found_to_fail_is_refused(setting: Setting, refused: bool) -> None:
+    llama = model_of("llama", "causal-lm", DECODER)
+    assert refusal(setting, in_half(llama, "bf16"), FOUR_H200, FAILING) == (REASON if refused else None)
+    assert refusal(setting, in_half(llama, "bf16"), FOUR_H200) is None
+
+
+def test_the_plan_skips_it_with_the_reason_and_no_search_or_prediction_tries_it() -> None:
+    both = replace(FAILING, failing=(FailsHalved(False, REASON), FailsHalved(True, REASON)))
+    asked = manifest(models=[LLAMA], methods="guided")
+    plan = make_plan(asked, H200, {"llama-7b": both})
+    assert {skip.reason for skip in plan.skipped} == {REASON}
+    assert any("half-weights" in skip.setting for skip in plan.skipped)
+    assert not any("half-weights" in cell.setting or "zero" in cell.label for cell in plan.cells)
+    assert plan.cells
+    assert REASON in candidates_of(asked.models[0], both, H200).reasons

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.runner.trial.training_loop import WithLoss, lowered
 from bench.training.models import Counted, Family, Model
-from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.counted_memory import counted_memory
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.generic import TransformersFamily, counted_work
 from bench.training.setting import Setting, halves_weights, in_group
@@ -97,7 +97,7 @@ def counted_for(model: Model, *settings: Setting, family: TransformersFamily | N
     compiled: dict[bool, set[bool]] = {}
     for setting in settings:
         compiled.setdefault("kernels" in setting, set()).add(in_group(setting, "compilation") is not None)
-    footprints = counted_footprints(
+    memory = counted_memory(
         model,
         partial(family.build_for_memory, model),
         family.blocks,
@@ -105,4 +105,4 @@ def counted_for(model: Model, *settings: Setting, family: TransformersFamily | N
         sorted({halves_weights(setting) for setting in settings}),
         kernels_of_attention=family.kernels_of_attention,
     )
-    return replace(counted_work(model, family), footprints=footprints)
+    return replace(counted_work(model, family), footprints=memory.footprints, failing=memory.failing)

@@ -20,7 +20,9 @@ from transformers.masking_utils import (
 from bench.training.methods import Target, free_lunch
 from bench.training.models import Model, family_of
 from bench.training.models.attention import fused_attention, register_fused_attention, window_of
+from bench.training.models.own_models import resolve_inline
 from bench.training.vendor.torch_inside import Window
+from benchmarks.architectures import described
 from tests.training.models.keeping import made_up_batch
 from tests.training.models.test_generic import PICTURES, TEXT, resolved
 
@@ -112,6 +114,15 @@ def test_fused_attention_computes_what_eager_attention_computes(model: Model) ->
         gradients = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
         found.append((logits.detach(), torch.cat(gradients)))
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=2e-6)
+
+
+def test_code_that_joins_masks_gets_them_whole() -> None:
+    """T5Gemma 2 joins the mask of a window with that of the encoder's output."""
+    model = resolve_inline(described("t5gemma2", "sequence-to-sequence"), "/models/0")
+    assert isinstance(model, Model)
+    tokens = {name: torch.arange(32).view(2, 16) for name in ("input_ids", "decoder_input_ids")}
+    eager, fused = (built(model, kernels=kernels)(**tokens).logits for kernels in (False, True))
+    torch.testing.assert_close(fused, eager, rtol=1e-3, atol=2e-6)
 
 
 def masks(model: Model) -> list[bool]:

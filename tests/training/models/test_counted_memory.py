@@ -16,7 +16,7 @@ from bench.planning.plan import make_plan
 from bench.training.methods import Target
 from bench.training.models import Counted, Model, Precision, counts_of, families, family_of, known_models
 from bench.training.models.biased_gelu import BiasedGelu, GeluLayers, gelu_layers_of, take_over
-from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.counted_memory import counted_memory
 from bench.training.models.footprint import Footprint
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.models.own_module import FAMILY
@@ -271,7 +271,9 @@ def test_gelu_and_its_bias_in_one_operation_keep_what_pytorch_keeps(name: str) -
     plain, ours = (
         [
             replace(each, footprint=without_positions(each.footprint))
-            for each in counted_footprints(model, partial(build, gelu), family.blocks, family.counted_ways())
+            for each in counted_memory(
+                model, partial(build, gelu), family.blocks, family.counted_ways()
+            ).footprints
         ]
         for gelu in (False, True)
     )
@@ -323,7 +325,7 @@ def test_mixtures_of_experts_are_counted_in_half_precision(precision: Precision)
 
 
 def test_a_trial_counts_operations_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.training.models.counted_memory.counted_footprints", None)  # takes seconds
+    monkeypatch.setattr("bench.training.models.counted_memory.counted_memory", None)  # takes seconds
     assert counts_of(model_of("llama", "causal-lm", DECODER)).flops.total > 0
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
+from torch import nn
 
 from bench.base.errors import BadInput
 from bench.training.methods import Target, free_lunch
@@ -48,6 +49,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # architecture
         {"num_labels": 10, "image_size": 64, "patch_size": 2, "window_size": 2, "embed_dim": 16,
          "depths": [1, 1], "num_heads": [2, 4]},
         PICTURES, 2,
+    ),
+    "poolformer": (  # a list of lists
+        {"num_labels": 10, "depths": [1, 3], "hidden_sizes": [16, 32], "num_encoder_blocks": 2,
+         "patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1]},
+        PICTURES, 4,
     ),
     "dinov2": (
         {"num_labels": 10, "image_size": 64, "patch_size": 16, "hidden_size": 64, "num_hidden_layers": 2,
@@ -90,7 +96,11 @@ def test_it_is_built_counted_and_trained(name: str, without_footprints: None) ->
     assert found.parts.total == sum(p.numel() for p in module.parameters())
     assert found.flops.total > 0
     assert len(found.parts.blocks) == len(family.blocks(module)) == CASES[name][2]
+    called = set[nn.Module]()
+    for block in family.blocks(module):
+        block.register_forward_hook(lambda part, *_: called.add(part))
     loss = loss_of(module, made_up_batch(model, 2))
+    assert called == {*family.blocks(module)}
     loss.backward()
     assert loss.dtype == torch.float32
     assert all(p.grad is not None for p in module.parameters())

@@ -1,44 +1,58 @@
-"""Mamba 2 runs mamba-ssm's kernel on GPUs, and its memory is counted with that kernel and without."""
+"""Mixers of Mamba 2 run mamba-ssm's kernel on GPUs, and memory is counted with that kernel and without."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from bench.base.errors import EnvironmentCannot
 from bench.planning.memory_prediction import predict_bytes
 from bench.training.methods import Target, known_methods
-from bench.training.models import Model, family_of
-from bench.training.models.mamba2 import FAMILY, working_bytes
+from bench.training.models import Lora, family_of
+from bench.training.models.generic import counted, counted_work
+from bench.training.models.mamba2 import Mamba2Mixers, working_bytes
 from bench.training.models.shipped_counts import shipped_counts
 from bench.training.models.zoo import zoo_model
 from bench.training.vendor import transformers_inside
 from tests.training.models.keeping import counted_for, loss_of, made_up_batch
-from tests.training.models.test_attention import model_of
+from tests.training.models.small_mixers import MIXERS_IN, SMALL, small
 
-SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "num_heads": 8,
-    "head_dim": 8, "n_groups": 1, "chunk_size": 8, "expand": 2, "conv_kernel": 4,
-    "time_step_limit": [0.0, 1.0],
-}  # fmt: skip
+HYBRIDS = sorted(SMALL.keys() - {"mamba2"})
 WIDTH, INNER, CONVOLVED, HEADS = 32, 64, 64 + 2 * 8, 8
+FAMILY = Mamba2Mixers("mamba2")
+H200 = Target("cuda", 1, 141 * 2**30, "NVIDIA H200", "9.0", elsewhere=True)
+every_type = pytest.mark.parametrize("model_type", sorted(SMALL))
 
 
 @pytest.fixture(autouse=True)
 def plain_afterwards() -> Iterator[None]:
     yield
-    transformers_inside.scan_mamba2_by(None)
+    for model_type in SMALL:
+        transformers_inside.scan_mamba2_by(model_type, None)
 
 
-def small(**recipe: Any) -> Model:
-    model = model_of("mamba2", "causal-lm", SMALL)
-    return replace(model, recipe=replace(model.recipe, **recipe))
+@pytest.fixture
+def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Return the first arguments of calls of mamba-ssm's kernel, in place of which a product is computed."""
+    calls: list[Tensor] = []
+
+    def told(projected: Tensor, *_: Any, outproj_weight: Tensor, chunk_size: int, D: Tensor) -> Tensor:  # noqa: N803
+        assert (chunk_size, D.numel()) == (8, HEADS)
+        calls.append(projected)
+        return projected[..., :WIDTH] @ outproj_weight[:, :WIDTH].t().to(projected.dtype)
+
+    monkeypatch.setitem(sys.modules, "mamba_ssm", ModuleType("mamba_ssm"))
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops", ModuleType("mamba_ssm.ops"))
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton", ModuleType("mamba_ssm.ops.triton"))
+    combined = SimpleNamespace(mamba_split_conv1d_scan_combined=told)
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_combined", combined)
+    return calls
 
 
 def test_the_kernel_needs_a_gpu_and_two_packages() -> None:
@@ -47,11 +61,53 @@ def test_the_kernel_needs_a_gpu_and_two_packages() -> None:
     assert FAMILY.missing_kernels("cuda", lambda _: True) is None
 
 
-def test_the_method_kernels_and_compiled_blocks_are_offered_on_a_gpu() -> None:
-    target = Target("cuda", 1, 80 * 2**30, "NVIDIA H100 80GB HBM3", "9.0", elsewhere=True)
-    refused = {name: known_methods()[name].why_not(small(), target) for name in ("kernels", "compile-blocks")}
+@every_type
+def test_the_method_kernels_and_compiled_blocks_are_offered_on_a_gpu(model_type: str) -> None:
+    model = small(model_type)
+    refused = {name: known_methods()[name].why_not(model, H200) for name in ("kernels", "compile-blocks")}
     assert refused == {"kernels": None, "compile-blocks": None}
-    assert "break the graph" in (known_methods()["compile"].why_not(small(), target) or "")
+    assert "break the graph" in (known_methods()["compile"].why_not(model, H200) or "")
+
+
+@every_type
+def test_products_in_fp8_are_computed_without_the_kernel(model_type: str) -> None:
+    reason = known_methods()["kernels"].why_not(small(model_type, precision="fp8"), H200)
+    assert "the recipe is fp8" in (reason or "")
+
+
+@every_type
+def test_the_kernel_serves_adapters_unless_one_is_beside_the_layer_whose_weights_it_reads(
+    model_type: str, kernel_calls: list[Tensor]
+) -> None:
+    model = small(model_type, lora=Lora(rank=4, alpha=8.0, dropout=0.0, targets="all-linear"))
+    kernels, family = known_methods()["kernels"], family_of(model)
+    assert kernels.why_not(model, H200) is None
+    module = family.build(model, kernels=True)
+    weights = dict(module.named_parameters())
+    adapted = {name.split(".lora_A.")[0].rpartition(".")[2] for name in weights if ".lora_A." in name}
+    assert "in_proj" in adapted and "out_proj" not in adapted
+    loss_of(module, made_up_batch(model, 2)).backward()
+    assert len(kernel_calls) == MIXERS_IN[model_type]
+    assert all(weight.grad is not None for weight in weights.values() if weight.requires_grad)
+    for targets in (("in_proj", "out_proj"), ("mamba.out_proj",)):
+        beside = small(model_type, lora=Lora(rank=4, alpha=8.0, dropout=0.0, targets=targets))
+        assert "would leave adapters out" in (kernels.why_not(beside, H200) or "")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "reason"),
+    [
+        ("bamba", {"hidden_act": "gelu"}, "computes silu, and these mixers gelu"),
+        ("mamba2", {"hidden_act": "relu"}, "computes silu, and these mixers relu"),
+        ("nemotron_h", {"mamba_hidden_act": "tanh"}, "computes silu, and these mixers tanh"),
+        ("granitemoehybrid", {"mamba_d_conv": 8}, "convolve 2 to 4 positions, and these mixers 8"),
+        ("zamba2", {"mamba_d_conv": 1}, "convolve 2 to 4 positions, and these mixers 1"),
+    ],
+)
+def test_a_mixer_that_the_kernel_cannot_compute_is_refused_in_the_plan(
+    model_type: str, fields: Mapping[str, Any], reason: str
+) -> None:
+    assert reason in (known_methods()["kernels"].why_not(small(model_type, fields), H200) or "")
 
 
 def test_a_model_with_kernels_cannot_be_built_without_mamba_ssm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,34 +116,56 @@ def test_a_model_with_kernels_cannot_be_built_without_mamba_ssm(monkeypatch: pyt
         FAMILY.build(small(), kernels=True)
 
 
-def test_a_mixer_trains_by_the_kernel_with_the_arguments_that_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
+@every_type
+def test_each_mixer_trains_by_the_kernel_in_the_precision_of_products(
+    model_type: str, kernel_calls: list[Tensor]
 ) -> None:
-    calls: list[dict[str, Any]] = []
-
-    def told(projected: Tensor, *_: Any, outproj_weight: Tensor, chunk_size: int, D: Tensor) -> Tensor:  # noqa: N803
-        calls.append({"chunk_size": chunk_size, "D": D})
-        return projected[..., :WIDTH] @ outproj_weight[:, :WIDTH].t()
-
-    name = "mamba_ssm.ops.triton.ssd_combined"
-    monkeypatch.setitem(sys.modules, "mamba_ssm", ModuleType("mamba_ssm"))
-    monkeypatch.setitem(sys.modules, "mamba_ssm.ops", ModuleType("mamba_ssm.ops"))
-    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton", ModuleType("mamba_ssm.ops.triton"))
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(mamba_split_conv1d_scan_combined=told))
-    module = FAMILY.build(small(), kernels=True)
-    loss_of(module, made_up_batch(small(), 2)).backward()
-    assert [call["chunk_size"] for call in calls] == [8, 8]
-    plain = FAMILY.build(small(), kernels=False)
-    loss_of(plain, made_up_batch(small(), 2)).backward()
-    assert len(calls) == 2
+    model = small(model_type)
+    family, batch = family_of(model), made_up_batch(model, 2)
+    module = family.build(model, kernels=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss_of(module, batch).backward()
+    assert [call.dtype for call in kernel_calls] == [torch.bfloat16] * MIXERS_IN[model_type]
+    plain = family.build(model, kernels=False)
+    loss_of(plain, batch).backward()
+    assert len(kernel_calls) == MIXERS_IN[model_type]
 
 
-def test_the_stand_in_gives_every_weight_a_gradient() -> None:
-    module = FAMILY.build_with(small(), "bench_kept")
-    loss_of(module, made_up_batch(small(), 2)).backward()
+@every_type
+def test_a_model_whose_operations_are_counted_once_it_is_built_trains_by_the_kernel_all_the_same(
+    model_type: str, kernel_calls: list[Tensor]
+) -> None:
+    model = small(model_type)
+    family = family_of(model)
+    module = family.build(model, kernels=True)
+    assert counted_work(model, family).flops.total > 0
+    assert not kernel_calls
+    loss_of(module, made_up_batch(model, 2)).backward()
+    assert len(kernel_calls) == MIXERS_IN[model_type]
+
+
+@every_type
+def test_the_stand_in_gives_every_weight_a_gradient(model_type: str) -> None:
+    family = family_of(small(model_type))
+    assert isinstance(family, Mamba2Mixers)
+    module = family.build_for_memory(small(model_type), "sdpa")
+    loss_of(module, made_up_batch(small(model_type), 2)).backward()
     without = {name for name, weight in module.named_parameters() if weight.grad is None}
     # The stand-in takes all that the kernel takes. Only a kernel would use the plain code's other functions.
     assert without == set()
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_a_hybrid_keeps_less_with_the_kernel_than_with_the_plain_scan(model_type: str) -> None:
+    said: list[str] = []
+    counts = counted(small(model_type, precision="bf16"), family_of(small(model_type)), said.append)
+    assert said == []
+    kept = [
+        sum(block.count * (block.inside + block.backward) for block in footprint.blocks)
+        for setting in ((), ("kernels",), ("kernels", "compile-blocks"))
+        if (footprint := counts.footprint(small(model_type), setting))
+    ]
+    assert kept[0] > 2 * kept[1] > 2 * kept[2]
 
 
 def test_a_compiled_block_keeps_its_input_and_what_the_kernel_keeps() -> None:
@@ -114,7 +192,7 @@ def test_the_kernels_backward_pass_needs_states_in_two_precisions() -> None:
 def test_mamba2_of_the_zoo_is_counted_with_the_kernel() -> None:
     """The plain scan would need nearly four times the memory."""
     found = zoo_model("mamba2-2.7b")
-    assert found and family_of(found.model) is FAMILY
+    assert found and isinstance(family_of(found.model), Mamba2Mixers)
     counts = shipped_counts(found.model)
     assert counts
 

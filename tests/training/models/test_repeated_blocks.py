@@ -13,7 +13,7 @@ from transformers.models.jamba.modeling_jamba import JambaMambaMixer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 from bench.training.models import Model, repeated_blocks
-from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.counted_memory import counted_memory
 from bench.training.models.generic import (
     ConvolutionCount,
     TransformersFamily,
@@ -159,7 +159,7 @@ def test_the_memory_of_a_long_loop_is_that_of_its_full_length(monkeypatch: pytes
     model = small("jamba", "causal-lm", sequence_length=320, precision="bf16")
     family = TransformersFamily("jamba")
     build, ways = partial(family.build_with, model), [(False, [False])]
-    count = partial(counted_footprints, model, build, family.blocks, ways, [False])
+    count = partial(counted_memory, model, build, family.blocks, ways, [False])
     found = []
     for most in (repeated_blocks.MOST_CALLS, 10**6):
         monkeypatch.setattr(repeated_blocks, "MOST_CALLS", most)
@@ -232,8 +232,8 @@ def test_blocks_without_attention_are_counted_once_with_kernels_and_without() ->
                 part.register_forward_hook(lambda part, *_: ran.append(type(part).__name__))
         return family.blocks(module)
 
-    count = partial(counted_footprints, model, partial(family.build_with, model), blocks, ways, [False])
-    apart, shared = (count(kernels_of_attention=shared) for shared in (False, True))
+    count = partial(counted_memory, model, partial(family.build_with, model), blocks, ways, [False])
+    apart, shared = (count(kernels_of_attention=shared).footprints for shared in (False, True))
     assert len(apart) == 2 and apart[0] != apart[1]
     assert shared == apart
     # Of each kind, the first block runs forwards, and again before its backward pass.
@@ -245,16 +245,16 @@ def test_the_place_of_a_block_makes_no_kind_of_its_own(deep: None) -> None:
     model = small("wavlm", "audio-classification", precision="bf16")
     family = TransformersFamily("wavlm")
     build = partial(family.build_with, model)
-    (found,) = counted_footprints(model, build, family.blocks, [(False, [False])], [False])
+    (found,) = counted_memory(model, build, family.blocks, [(False, [False])], [False]).footprints
     assert [block.count for block in found.footprint.blocks][-2:] == [1, LAYERS - 1]
 
 
-@pytest.mark.parametrize("model_type", ["longformer", "dbrx"])
+@pytest.mark.parametrize("model_type", ["longformer", "dbrx", "funnel"])
 def test_the_memory_of_code_that_reads_what_it_computed_is_what_autograd_keeps(model_type: str) -> None:
-    model = small(model_type, READING[model_type])
+    model = small(model_type, (READING | {"funnel": "masked-lm"})[model_type])
     family = TransformersFamily(model_type)
     build = partial(family.build_with, model)
-    (found,) = counted_footprints(model, build, family.blocks, [(False, [False])])
+    (found,) = counted_memory(model, build, family.blocks, [(False, [False])]).footprints
     kept = kept_bytes_a_sample(family, build("eager"), model)
     assert found.footprint.kept(checkpointing=False) == pytest.approx(kept, rel=0.02)
 
@@ -270,13 +270,46 @@ def test_experts_that_drop_tokens_have_no_counted_memory_and_a_reason() -> None:
 
 def test_a_model_that_cannot_compute_with_half_weights_has_a_reason_for_them() -> None:
     model, said = small("minimax", "causal-lm", precision="bf16"), list[str]()
-    footprints = counted(model, tell=said.append).footprints
-    assert {one.halved for one in footprints} == {False}
+    counts = counted(model, tell=said.append)
+    assert {one.halved for one in counts.footprints} == {False}
     (reason,) = said
     begins = (
         "its memory is not counted with half weights: its code fails where weights are in half precision: "
     )
     assert reason.startswith(f"{begins}RuntimeError: expected scalar")
+    assert [one.kernels for one in counts.failing] == [False, True]
+    assert counts.why_not(model, ("half-weights",)) == reason.partition(" with half weights: ")[2]
+
+
+def test_what_bench_cannot_count_is_nothing_that_fails() -> None:
+    model = small("switch_transformers", "sequence-to-sequence", precision="bf16")
+    sparse = {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2}
+    counts = counted(replace(model, architecture={**model.architecture, **sparse}))
+    assert counts.footprints == counts.failing == ()
+
+
+def test_a_tower_that_the_model_never_calls_keeps_nothing() -> None:
+    """Tokens alone reach no block of the tower for pictures."""
+    model = small("git", "causal-lm")
+    family = TransformersFamily("git")
+    footprint = counted(model).footprint(model, ())
+    kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
+    assert footprint is not None
+    assert footprint.kept(checkpointing=False) == pytest.approx(kept, rel=0.02)
+
+
+@pytest.mark.parametrize("model_type", ["segformer", "pvt_v2"])
+def test_a_deep_stage_of_an_image_model_is_no_loop_over_positions(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated_blocks, "MOST_CALLS", 10)
+    model = small(model_type, "image-classification")
+    family = TransformersFamily(model_type)
+    counts = counted(model)
+    plain, compiled = (counts.footprint(model, setting) for setting in ((), ("kernels", "compile-blocks")))
+    kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
+    assert plain is not None and (compiled is not None) == (model_type == "segformer")
+    assert plain.kept(checkpointing=False) == pytest.approx(kept, rel=0.02)
 
 
 def test_blocks_are_of_one_kind_whose_chances_to_be_skipped_rise() -> None:

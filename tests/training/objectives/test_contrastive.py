@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, multiprocessing, nn
+from transformers import CONFIG_MAPPING
 
 from bench.base.errors import BadInput
 from bench.base.strict_json import to_json
@@ -42,6 +43,7 @@ from bench.training.models import Model, family_of
 from bench.training.models.dry_build import dry_build
 from bench.training.models.own_models import resolve_inline
 from bench.training.objectives import contrastive, objective_of
+from bench.training.objectives.objective import value_at
 from bench.training.setting import Setting
 from tests.builders import trial
 
@@ -369,6 +371,12 @@ def test_a_published_configuration_leaves_sizes_to_their_defaults(model_type: st
     model = model_of(model_type, {"text_config": {"model_type": "any"}, "vision_config": {}})
     assert AIM.vocabulary(model.architecture) == words
     assert model.recipe.image_size == model.architecture["vision_config"]["image_size"] == 224
+
+
+def test_sizes_that_are_filled_in_are_those_of_transformers() -> None:
+    for name, sizes in AIM.defaults_of_types.items():
+        default = CONFIG_MAPPING[name]().to_dict()
+        assert sizes == {path: value_at(default, path) for path in AIM.counts}, name
 
 
 def test_another_objective_for_two_towers_is_refused_with_the_right_one() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from bench.base.errors import BadInput
 from bench.planning.manifest import parse_manifest
@@ -23,10 +25,14 @@ from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.models import Model, counts_of, family_of
 from bench.training.models.dry_build import DryBuild, dry_build
+from bench.training.models.generic import kinds
 from bench.training.models.model import empty_batch
-from bench.training.objectives import known_objectives
+from bench.training.models.own_models import resolve_inline
+from bench.training.objectives import known_objectives, objective_of
 from bench.training.objectives.objective import ObjectiveName
+from bench.training.objectives.sound import FORMS, sound_part
 from bench.training.setting import Setting
+from bench.training.vendor import transformers_source
 from tests.builders import trial
 
 pytestmark = pytest.mark.usefixtures("without_compiled_footprints")
@@ -254,3 +260,60 @@ def test_weights_that_the_architecture_freezes_stay_as_they_are(
     assert frozen == {"model.model.encoder.embed_positions.weight"}
     changed = {name for name in weights if not torch.equal(weights[name], before[name])}
     assert len(changed) > len(weights) / 2 and not changed & frozen
+
+
+def types_of(objective: ObjectiveName) -> Iterator[tuple[str, Any]]:
+    """Yield the types that an objective trains, each with transformers' default configuration."""
+    trained = kinds()[objective]._model_mapping
+    for name, kind in CONFIG_MAPPING.items():
+        if kind in trained:
+            with suppress(Exception):  # some types have none
+                yield name, kind()
+
+
+@pytest.mark.parametrize("objective", ["speech-recognition", "audio-classification"])
+def test_sound_has_the_form_that_a_type_takes_by_default(objective: ObjectiveName) -> None:
+    """The form that bench fills in without transformers is the one of transformers' configurations."""
+    size = replace(model_of("speech-recognition", "whisper").recipe, audio_seconds=30)
+    forms = {name: form for one in FORMS.values() for name, form in one.items()}
+    for name, default in types_of(objective):
+        stated = {field: getattr(default, field, None) for field in forms}
+        assert sound_part(FORMS.get(name, {}), size) == sound_part(stated, size), name
+        assert FORMS.get(name, {}).items() <= stated.items(), name
+
+
+@pytest.mark.parametrize(
+    ("model_type", "given", "objective"),
+    [
+        ("whisper", {"vocab_size": 300}, "speech-recognition"),
+        ("audio-spectrogram-transformer", {"num_labels": 9}, "audio-classification"),
+        ("clip", {"text_config": {}, "vision_config": {}}, "contrastive"),
+    ],
+)
+def test_a_manifest_without_the_form_of_its_data_means_the_same_model_without_transformers(
+    model_type: str, given: dict[str, Any], objective: ObjectiveName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verifier without transformers would refuse the bundle of another model."""
+    sizes = {"audio_seconds": 30, "target_length": 8, "sequence_length": 8}
+    described = {
+        "name": "mine", "architecture": {"model_type": model_type, **given},
+        "recipe": {"batch_size": 2, "steps": 1, "precision": "fp32", "objective": objective}
+        | {name: sizes[name] for name in objective_of(objective).sizes if name in sizes},
+    }  # fmt: skip
+    with_transformers = resolve_inline(described, "/models/0")
+    assert isinstance(with_transformers, Model)
+    monkeypatch.setattr(transformers_source, "types", frozenset)
+    monkeypatch.setattr(transformers_source, "_source", lambda *_: "")
+    assert resolve_inline(described, "/models/0") == with_transformers
+    assert with_transformers.architecture.keys() > given.keys() or objective == "contrastive"
+
+
+@pytest.mark.usefixtures("without_footprints")
+def test_a_form_that_was_filled_in_may_be_what_a_misspelt_field_means() -> None:
+    given = {"model_type": "audio-spectrogram-transformer", "num_labels": 9, "num_mel_bin": 64}
+    recipe = {"batch_size": 2, "steps": 1, "precision": "fp32", "audio_seconds": 10}
+    recipe |= {"objective": "audio-classification"}
+    model = resolve_inline({"name": "mine", "architecture": given, "recipe": recipe}, "/models/0")
+    assert isinstance(model, Model)
+    (mistake,) = dry_build(model, "/models/0").mistakes
+    assert mistake.path.endswith("/num_mel_bin") and '"num_mel_bins"' in mistake.allowed
