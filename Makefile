@@ -8,9 +8,9 @@ TOTAL ?=
 BASE ?= HEAD~1
 MODULES ?=
 SEED ?= 0
-# Processes that run tests. End-to-end tests wait for much of their time: for answers of nodes, for time limits,
-# for disks. Two processes more than cores keep the cores busy.
-WORKERS ?= 2
+# Processes that run tests, for two cores. Tests wait for part of their time, end-to-end tests for much of it:
+# for answers of nodes, for time limits, for disks. More processes than cores keep the cores busy.
+WORKERS ?= 3
 E2E_WORKERS ?= 4
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.docs
