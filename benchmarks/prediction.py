@@ -369,10 +369,13 @@ def cards_left_out(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
         yield summary(f"bundles, card left out: {card}, dense", of_card)
 
 
-def newest_from_older(own: Sequence[Row]) -> list[float]:
-    """Return the errors of the newest campaign's rows, by a fit of all rows measured before."""
+def newest_from_older(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Yield a line of the table for each group of the newest campaign's rows, by a fit of all older rows."""
     by_older = fitted([row for row in own if not row.place.startswith(CAMPAIGN)])
-    return [row.error(by_older) for row in own if row.place.startswith(CAMPAIGN)]
+    newest = [row for row in own if row.place.startswith(CAMPAIGN)]
+    for group in ("dense", "other"):
+        errors = [row.error(by_older) for row in newest if row.group == group]
+        yield summary(f"newest campaign, from older bundles: {group}", errors)
 
 
 def left_to_the_host(rows: Sequence[Row], m: Multipliers) -> str:
@@ -409,7 +412,7 @@ def main() -> None:
         for m, to in ((fitted(hopper), ampere), (fitted(ampere), hopper), (fitted(small), large))
     )
     lines += [
-        summary("bundles of the newest campaign from older ones", newest_from_older(own)),
+        *newest_from_older(own),
         summary("public rows, A100 from H100", to_ampere),
         summary("public rows, H100 from A100", to_hopper),
         summary("public rows, 64 to 512 GPUs from fewer", to_large),
