@@ -55,8 +55,11 @@ def _features() -> Any:
     return Features
 
 
-def _given() -> nn.Module:
-    """Return a body that returns the features that it is given in place of embeddings."""
+def _given(body: nn.Module) -> nn.Module:
+    """Return a body that returns the features that it is given in place of embeddings.
+
+    It has the numbers of the model's own body: Falcon-H1's head reads the factor of the logits there.
+    """
     from torch import nn
 
     features = _features()
@@ -72,7 +75,11 @@ def _given() -> nn.Module:
             given = decoder_inputs_embeds if inputs_embeds is None else inputs_embeds
             return features(last_hidden_state=given)
 
-    return Given()
+    given = Given()
+    for name, value in vars(body).items():
+        if isinstance(value, int | float):
+            setattr(given, name, value)
+    return given
 
 
 def body_and_head_of(model: nn.Module, given: Mapping[str, Tensor]) -> tuple[Body, Head]:
@@ -130,7 +137,7 @@ def unchecked_head(model: nn.Module) -> Head:
     if part is None:
         raise LookupError("the model has no body apart from its head")
     alone = copy(model)
-    alone._modules = {**model._modules, part: _given()}
+    alone._modules = {**model._modules, part: _given(model.get_submodule(part))}
 
     taken = signature(model.forward).parameters
     of_decoder = "decoder_inputs_embeds" in taken and "inputs_embeds" not in taken  # as Whisper

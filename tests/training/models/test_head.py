@@ -18,6 +18,7 @@ from bench.training.vendor import transformers_source
 from tests.targets import H200
 from tests.training.methods.test_masked_head import batch as masked_batch
 from tests.training.models.keeping import made_up_batch
+from tests.training.models.small_mixers import small
 from tests.training.models.test_attention import ENCODER, UNMASKED, WINDOWED, built, model_of, named
 
 MASKED_HEAD = known_methods()["masked-head"]
@@ -26,6 +27,7 @@ TEXTS = [
     *(model_of(name, *case) for name, case in WINDOWED.items()),
     *(m for name, m in known_models().items() if name.startswith("tiny-") and m.recipe.unit == "tokens"),
 ]
+READS_BODY = small("falcon_h1", {"lm_head_multiplier": 0.5})  # its head reads this number of the body
 MASKED = [model for model in TEXTS if model.recipe.objective == "masked-lm"]
 
 
@@ -33,7 +35,7 @@ def test_at_least_twenty_architectures_are_tried() -> None:
     assert len({model.family for model in TEXTS}) >= 20
 
 
-@pytest.mark.parametrize("model", TEXTS, ids=named)
+@pytest.mark.parametrize("model", [*TEXTS, READS_BODY], ids=named)
 def test_a_loss_by_body_and_head_is_the_loss_of_the_model(model: Model) -> None:
     whole = WithLoss(built(model, kernels=False))
     batch = made_up_batch(model, 2)
