@@ -4,10 +4,10 @@
 
 Each architecture is planned by a process of its own, at the size of a published model: PUBLIC has the fields
 of some, and of the others transformers' default configuration, which is a published model's, too. A name is
-a type, or one of PUBLIC. The table
-has the processor seconds of the plan as a ratio to that of Llama-7B, planned in the same run before and after
-the others; in how many settings the plan does not know the memory; and with --products, whether a run would
-know what the model multiplies. Takes about ten minutes of one core for the default types.
+a type, or one of PUBLIC. The table has the processor seconds of the plan as a ratio to that of Llama-7B,
+planned in the same run before and after the others; in how many settings the plan does not know the memory;
+and with --products, whether a run would know what the model multiplies. Takes about ten minutes of one core
+for the default types.
 """
 
 from __future__ import annotations

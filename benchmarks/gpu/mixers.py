@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from mamba_rounding import Gradients, difference, gradients
 
 from bench.planning.manifest import resolve_models
 from bench.training.models import family_of
@@ -50,24 +50,6 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 SAMPLES, LENGTH = 4, 640  # more than two chunks of a scan
 
 
-def gradients(module: Any, tokens: Tensor, *, half: bool) -> tuple[float, Mapping[str, Tensor]]:
-    """Return the loss and the gradients of one pass."""
-    module.zero_grad(set_to_none=True)
-    with torch.autocast("cuda", torch.bfloat16, enabled=half):
-        loss = module(input_ids=tokens, labels=tokens).loss
-    loss.backward()
-    found = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
-    return float(loss.detach()), found
-
-
-def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return the norm of the differences over the norm of the other gradients."""
-    if one.keys() != other.keys():
-        raise SystemExit(f"other weights have gradients: {sorted(one.keys() ^ other.keys())}")
-    apart = sum(float((one[name] - other[name]).double().square().sum()) for name in other)
-    return (apart / sum(float(grad.double().square().sum()) for grad in other.values())) ** 0.5
-
-
 def compared(model_type: str) -> Mapping[str, Any]:
     """Return the losses and distances of a small model of this type."""
     fields = {name: value for name, value in (SHARED | FIELDS[model_type]).items() if value is not None}
@@ -82,7 +64,7 @@ def compared(model_type: str) -> Mapping[str, Any]:
         raise SystemExit("\n".join(f"{model_type}: {mistake.found}" for mistake in mistakes))
     family = family_of(models[0])
     tokens = torch.randint(2, fields["vocab_size"], (SAMPLES, LENGTH), device="cuda")
-    found: dict[str, tuple[float, Mapping[str, Tensor]]] = {}
+    found: dict[str, tuple[float, Gradients]] = {}
     for kernels in (False, True):
         torch.manual_seed(0)
         with torch.device("cuda"):
@@ -93,7 +75,7 @@ def compared(model_type: str) -> Mapping[str, Any]:
     reference = found["plain fp32"][1]
     return {
         "losses": {name: loss for name, (loss, _) in found.items()},
-        "distances": {name: distance(grads, reference) for name, (_, grads) in found.items()},
+        "distances": {name: difference(reference, grads) for name, (_, grads) in found.items()},
     }
 
 

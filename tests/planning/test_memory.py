@@ -81,7 +81,9 @@ def counts_of_brought(model: Model, setting: Setting) -> Counted | None:
         assert isinstance(family, TransformersFamily)
         ways = [(fused, (how,)) for fused, hows in family.counted_ways() for how in hows]
         asked = [way for way in ways if way == (kernels, (compiled,))]
-        memory = counted_memory(model, partial(family.build_with, model), family.blocks, asked, (halved,))
+        memory = counted_memory(
+            model, partial(family.build_for_memory, model), family.blocks, asked, (halved,)
+        )
         COUNTS[key] = Counted(parts_of(model, family), Flops(0), footprints=memory.footprints)
     return COUNTS[key]
 
