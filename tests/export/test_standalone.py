@@ -338,7 +338,7 @@ def test_a_model_of_timm_is_built_by_timm_alone(setting: tuple[str, ...]) -> Non
     assert max(map(len, text.splitlines())) <= int(WIDTH)
 
 
-@pytest.mark.parametrize("name", ["poolformer", "swin", "bert"])
+@pytest.mark.parametrize("name", ["poolformer", "swin", "resnet", "bert"])
 def test_a_script_finds_the_blocks_that_bench_finds(name: str) -> None:
     scope: dict[str, Any] = {"nn": nn}
     exec(LISTED_BLOCKS.code, scope)

@@ -212,17 +212,41 @@ LISTED_BLOCKS = SourcePart(
     '''
 def blocks_of(model):
     """Return the blocks of every stack: of the longest list, and of others of compound modules."""
-    def items(stack):  # a list of lists is one stack: a list itself is never called
-        parts = [items(part) if isinstance(part, nn.ModuleList) else [part] for part in stack]
-        return [item for part in parts for item in part]
-
     lists = {name: part for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     inner = {name for name in lists for other in lists if name.startswith(f"{other}.")}
     outer = [items(part) for name, part in lists.items() if name not in inner]
     longest = max(outer, key=len, default=None)
-    compound = [one for one in outer if all(len(list(block.modules())) > 4 for block in one)]
-    stacks = [one for one in outer if one is longest or one in compound]
-    return [block for stack in stacks for block in stack] or [model]
+    stacks = [one for one in outer if one is longest or all(map(is_compound, one))]
+    return [block for stack in stacks for block in layers_of_stages(stack)] or [model]
+
+
+def items(stack):
+    """Return the items of a list, and those of lists inside of it, which are never called."""
+    parts = [items(part) if isinstance(part, nn.ModuleList) else [part] for part in stack]
+    return [item for part in parts for item in part]
+
+
+def is_compound(module):
+    return len(list(module.modules())) > 4
+
+
+def layers_of_stages(stack):
+    """Return the layers of stages, which differ in size, in order; the blocks of any other stack."""
+    layers = [layers_of(stage) for stage in stack]
+    sizes = {tuple(weight.shape for weight in one[-1].parameters()) for one in layers if one}
+    stages = len(stack) > 1 and len(sizes) == len(stack)
+    return [layer for one in layers for layer in one] if stages else stack
+
+
+def layers_of(stage):
+    """Return the items of the list that has most of a stage's weights, if all are of one class."""
+    def weights(parts):
+        return sum(weight.numel() for part in parts for weight in part.parameters())
+
+    lists = [part for part in stage.modules() if isinstance(part, (nn.ModuleList, nn.Sequential))]
+    layers = max(map(items, lists), key=weights, default=[])
+    alike = len({type(layer) for layer in layers}) == 1 and all(map(is_compound, layers))
+    return layers if alike and weights(layers) > weights([stage]) / 2 else []
 ''',
     (NN,),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
+from bench.training.models.stochastic_depth import keep_rates_in_tensors
 from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def _compile_blocks(_model: Model, whole: nn.Module, blocks: list[nn.Module]) ->
     # Compile `forward`, not the module: wrappers added later (recomputation, sharding hooks) stay outside
     # of the graph, and every block reuses the first one's graph.
     for block in blocks:
+        keep_rates_in_tensors(block)
         block.forward = torch.compile(block.forward, dynamic=False)
     if whole.head is None:
         whole.criterion.forward = torch.compile(whole.criterion.forward, dynamic=False)

@@ -25,7 +25,7 @@ from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 DEPTHWISE = 7 * 7
 SHRINK = 2  # each stage has half the height and width of the previous one
@@ -136,36 +136,9 @@ class ConvNext(FamilyWithFormulas):
         ends += 2 * wide * before + NORM_STATISTICS
         return Footprint(ends, tuple(blocks), a["num_labels"])
 
-    def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        """Build it with rates of stochastic depth in tensors, so that compiled blocks share code."""
-        module = super().build(model, kernels=kernels)
-        for part in module.modules():
-            if getattr(part, "drop_prob", 0.0):
-                _keep_rate_in_a_tensor(part)
-        return module
-
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         """Return the layers of all stages in order; those of different stages differ in shape."""
         return [layer for stage in module.convnext.encoder.stages for layer in stage.layers]
-
-
-def _keep_rate_in_a_tensor(drop_path: nn.Module) -> None:
-    """Replace transformers' drop path by the same arithmetic with the rate in a tensor.
-
-    As a number the rate would be a constant of the compiled graph, and no two blocks could share a graph.
-    """
-    import torch
-
-    drop_path.register_buffer("kept", torch.tensor(1.0 - drop_path.drop_prob), persistent=False)
-
-    def forward(features: Tensor) -> Tensor:
-        if not drop_path.training:
-            return features
-        shape = (len(features),) + (1,) * (features.ndim - 1)
-        chance = torch.rand(shape, dtype=features.dtype, device=features.device)
-        return features.div(drop_path.kept) * torch.floor(chance + drop_path.kept)
-
-    drop_path.forward = forward
 
 
 FAMILY = ConvNext()

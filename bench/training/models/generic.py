@@ -169,23 +169,19 @@ class TransformersFamily(Family):
 
         A stack is a list outside of other lists: the longest one, and others whose items are compound
         modules, such as the layers of an encoder beside those of a decoder. A list of lists is one stack of
-        their items, because a list itself is never called.
+        their items, because a list itself is never called. A list of stages is one stack of their layers.
         """
         from torch import nn
 
-        def items(stack: nn.ModuleList) -> list[nn.Module]:
-            parts = (items(part) if isinstance(part, nn.ModuleList) else [part] for part in stack)
-            return [item for part in parts for item in part]
-
         lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
         outer = [
-            items(part)
+            _items(part)
             for name, part in lists.items()
             if not any(name.startswith(f"{other}.") for other in lists if other != name)
         ]
         longest = max(outer, key=len, default=None)
         stacks = [stack for stack in outer if stack is longest or all(map(is_compound, stack))]
-        return [block for stack in stacks for block in stack] or [module]
+        return [block for stack in stacks for block in _layers_of_stages(stack)] or [module]
 
     def unused_targets(self, module: nn.Module, model: Model) -> list[str]:
         """Return the targets of adapters that got no gradient in the last pass: the code never calls them."""
@@ -199,6 +195,41 @@ def count_mistakes(given: Mapping[str, Any], aim: Objective, path: str) -> Itera
         if type(value) is not int or value < 2:
             found = "missing" if value is None else f"{in_json(value)} is not a number of {unit}"
             yield Mistake(f"{path}/{field}", found, "allowed: a whole number, at least 2")
+
+
+def _items(stack: nn.Module) -> list[nn.Module]:
+    """Return the items of a list of modules, those of lists inside of it too."""
+    from torch import nn
+
+    parts = (_items(part) if isinstance(part, nn.ModuleList) else [part] for part in stack.children())
+    return [item for part in parts for item in part]
+
+
+def _layers_of_stages(stack: list[nn.Module]) -> list[nn.Module]:
+    """Return the layers of a stack of stages in order; any other stack as it is.
+
+    A stage runs layers of one class, which have most of its weights, and its last layer is of another size
+    than those of other stages. Experts are modules of one class in a block, too, but of one size in all.
+    """
+    layers = [_layers(stage) for stage in stack]
+    sizes = {tuple(weight.shape for weight in of_stage[-1].parameters()) for of_stage in layers if of_stage}
+    if len(stack) < 2 or len(sizes) < len(stack):
+        return stack
+    return [layer for of_stage in layers for layer in of_stage]
+
+
+def _layers(stage: nn.Module) -> list[nn.Module]:
+    """Return the layers of a stage: the items, all of one class, of the list with most of its weights."""
+    from torch import nn
+
+    lists = [part for part in stage.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
+    layers = max(map(_items, lists), key=_weights, default=[])
+    alike = len({type(layer) for layer in layers}) == 1 and all(map(is_compound, layers))
+    return layers if alike and _weights(layers) > _weights([stage]) / 2 else []
+
+
+def _weights(parts: Sequence[nn.Module]) -> int:
+    return sum(weight.numel() for part in parts for weight in part.parameters())
 
 
 def is_compound(module: nn.Module) -> bool:

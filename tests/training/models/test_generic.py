@@ -41,14 +41,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # architecture
     "gpt2": ({"vocab_size": 1000, "n_embd": 64, "n_layer": 3, "n_head": 4}, TEXT | CAUSAL, 3),
     "bert": (SMALL, TEXT | {"objective": "masked-lm"}, 2),
     "mixtral": (GROUPED | {"num_local_experts": 4}, TEXT | CAUSAL, 2),
-    "resnet": (
-        {"num_labels": 10, "depths": [1, 1], "hidden_sizes": [16, 32], "embedding_size": 8},
-        PICTURES, 2,
+    "resnet": (  # stages, each of a sequence of layers
+        {"num_labels": 10, "depths": [1, 2], "hidden_sizes": [16, 32], "embedding_size": 8},
+        PICTURES, 3,
     ),
-    "swin": (
+    "swin": (  # stages, each of a list of layers
         {"num_labels": 10, "image_size": 64, "patch_size": 2, "window_size": 2, "embed_dim": 16,
-         "depths": [1, 1], "num_heads": [2, 4]},
-        PICTURES, 2,
+         "depths": [1, 2], "num_heads": [2, 4]},
+        PICTURES, 3,
     ),
     "poolformer": (  # a list of lists
         {"num_labels": 10, "depths": [1, 3], "hidden_sizes": [16, 32], "num_encoder_blocks": 2,
@@ -296,3 +296,19 @@ def test_a_published_configuration_with_code_builds_transformers_own_model() -> 
     assert type(family_of(model).build(model, kernels=False)).__module__.startswith(
         "transformers.models.llama"
     )
+
+
+class _Experts(nn.Module):
+    """A block whose experts have most of its weights; `width` makes blocks unlike each other."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        expert = lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.Dropout())  # noqa: E731
+        self.attention = nn.Linear(64, width)
+        self.experts = nn.ModuleList(expert() for _ in range(4))
+
+
+def test_experts_in_lists_are_no_layers_of_stages() -> None:
+    model = nn.Sequential(nn.ModuleList([_Experts(8), _Experts(16)]))
+    found = TransformersFamily("llama").blocks(model)
+    assert [type(block) for block in found] == [_Experts, _Experts]
