@@ -157,7 +157,7 @@ class TransformersFamily(Family):
         return self.build(model, kernels=True)
 
     def counted_by(self, scans: ScanCount) -> AbstractContextManager[None]:
-        """Within the context, functions whose operations torch's counter does not see are counted."""
+        """Return a context in which scans are counted, whose operations torch's counter does not see."""
         return nullcontext()
 
     def counted_ways(self) -> Ways:
@@ -555,13 +555,15 @@ class ScanCount:
 
     def scan(self, entry: Tensor, time_step: Tensor, decay: Tensor, *given: Tensor, **more: Any) -> Tensor:
         """Count a scan; return a tensor in place of its result."""
+        import torch
+
         flops = SCAN_OPERATIONS * entry.numel() * decay.shape[-1]
         self.flops += flops
 
         def count() -> None:
             self.backward_flops += 2 * flops
 
-        tensors = [part for part in (*given, *more.values()) if hasattr(part, "numel")]
+        tensors = [part for part in (*given, *more.values()) if isinstance(part, torch.Tensor)]
         return stand_in(entry.shape, entry, time_step, decay, *tensors, in_backward=count)
 
 

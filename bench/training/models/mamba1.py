@@ -45,7 +45,7 @@ class Mamba1Mixers(MixersFamily):
         transformers_inside.scan_mamba1_by(self.name, functions)
 
     def counted_by(self, scans: ScanCount) -> AbstractContextManager[None]:
-        """Within the context, scans compute nothing, and are counted."""
+        """Return a context in which scans compute nothing and are counted."""
         return transformers_inside.mamba1_scans_by(self.name, scans.scan)
 
 
