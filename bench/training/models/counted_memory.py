@@ -108,7 +108,7 @@ def counted_memory(
     ]
     # What a compiled block keeps takes the compiler's own time: it is counted last. Other kernels than those
     # of attention are chosen for a whole process, when a module is built, and they are counted first: a loop
-    # over positions that they replace may take all of the time.
+    # over positions that they replace may take all of the time, and blocks like it are taken for such loops.
     in_order = sorted(asked, key=lambda way: way.compiled if kernels_of_attention else not way.kernels)
     found = {way: counting.footprint(way) for way in in_order}
     for reason in dict.fromkeys(one for one in found.values() if isinstance(one, str)):
@@ -145,9 +145,7 @@ class _Ways:
     def __post_init__(self) -> None:
         self.deadline = process_time() + MOST_SECONDS
         self.known = {
-            (kernels, halved): _KnownKinds(torch_inside.fake_tensors(), self.shared)
-            for kernels in (False, True)
-            for halved in (False, True)
+            halved: _KnownKinds(torch_inside.fake_tensors(), self.shared) for halved in (False, True)
         }
 
     def footprint(self, way: Way) -> Footprint | str:
@@ -171,7 +169,7 @@ class _Ways:
         if key not in self.counts:
             count_of = partial(
                 _Count.of, build=self.build, blocks_of=self.blocks_of, kernels=way.kernels, halved=way.halved,
-                known=self.known[way.kernels and not self.shared, way.halved],
+                known=self.known[way.halved],
             )  # fmt: skip
             try:
                 self.counts[key] = _counted(self.model, count_of)
@@ -239,11 +237,7 @@ class _Kind:
 
 @dataclass
 class _KnownKinds:
-    """Kinds of blocks whose code asks for no attention, as counted by ways with equal weights.
-
-    Where kernels compute more than attention, ways with them share nothing with others: a block that loops
-    over positions without kernels may be one scan with them.
-    """
+    """Kinds of blocks whose code asks for no attention, as counted by ways with equal weights."""
 
     fake: Any  # the context of tensors without contents
     shared: bool  # whether ways know of each other's kinds
