@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -109,7 +110,6 @@ def test_a_model_with_kernels_cannot_be_built_without_mamba_ssm(monkeypatch: pyt
 def test_loss_and_gradients_by_the_kernels_are_those_of_the_plain_code(
     model_type: str, compiled: bool, calls: list[tuple[str, Tensor]]
 ) -> None:
-    """mamba-ssm's function for the whole mixer would fail: `plain_kernels.wrong`."""
     model = small(model_type)
     plain = gradients(model, kernels=False)
     assert not calls
@@ -120,6 +120,19 @@ def test_loss_and_gradients_by_the_kernels_are_those_of_the_plain_code(
     assert plain.keys() == fused.keys()
     for name in plain:
         torch.testing.assert_close(fused[name], plain[name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_falcon_mamba_never_trains_by_the_function_for_the_whole_mixer(
+    kernels: bool, calls: list[tuple[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torch.compile, transformers takes that function where mamba-ssm can be imported."""
+    model = small("falcon_mamba")
+    expected = gradients(model, kernels=False)
+    module = import_module(transformers_inside.modeling_module("falcon_mamba"))
+    monkeypatch.setattr(module, transformers_inside.MAMBA_FUNCTIONS[0], plain_kernels.wrong)
+    assert distance(expected, gradients(model, kernels=kernels)) < 1e-3
+    assert bool(calls) == kernels
 
 
 @every_type
