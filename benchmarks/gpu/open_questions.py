@@ -41,10 +41,10 @@ class Questions:
         return questions
 
     def of_speed(self) -> Iterator[Question]:
-        yield Question("mixers", (sys.executable, str(HERE / "mixers.py")), 150)
+        yield Question("mixers", (sys.executable, str(HERE / "mixers.py")), 240)
         half = ["tf32", "kernels", "half-weights", "fused-optimizer", "compile-blocks", "chunked-loss"]
         prove = {"steps": 3, "minutes": 1}
-        for name, micro_batch in (("falcon-h1-1.5b", 16), ("granite-h-1b", 16)):
+        for name, micro_batch in (("falcon-h1-1.5b", 16), ("granite-h-1b", 16), ("jamba-1.4b", 16)):
             yield self.run(name, 400, name, micro_batch, ["free-lunch", [*half, "cuda-graphs"]], prove=prove)
         yield self.run("swin-tiny", 200, "swin-tiny", 128, ["free-lunch", ["checkpointing"]], prove=prove)
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")

@@ -86,12 +86,13 @@ def test_a_manifest_that_asks_for_no_setting_with_the_wheel_loses_nothing() -> N
 
 
 def test_code_of_transformers_that_calls_a_kernel_is_named() -> None:
-    jamba = {
-        "name": "small-jamba", "architecture": {"model_type": "jamba", "vocab_size": 1000},
-        "recipe": RECIPE,
-    }  # fmt: skip
-    found = {cost.wheels: cost.callers for cost in costs("pythia-1b", jamba, methods=["naive"])}
-    assert found == {("mamba-ssm", "causal-conv1d"): ("small-jamba",)}
+    """Mixers of Mamba run kernels by a method only, so that a manifest without it misses no wheel."""
+    lfm2, jamba = (
+        {"name": f"small-{name}", "architecture": {"model_type": name, "vocab_size": 1000}, "recipe": RECIPE}
+        for name in ("lfm2", "jamba")
+    )
+    found = {cost.wheels: cost.callers for cost in costs("pythia-1b", lfm2, jamba, methods=["naive"])}
+    assert found == {("causal-conv1d",): ("small-lfm2",)}
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ def test_frozen_weights_need_no_gradients(
     assert products(Flops(100, attention=10)) == (3 + again) * 100
     assert products(Flops(100, attention=10, backward=150)) == (1 + again) * 100 + 150 - 2 * 10
     assert products(Flops(100, attention=90, backward=150)) == (1 + again) * 100
+    assert products(Flops(100, attention=10, scan=20, backward=150)) == (1 + again) * 100 + 150 - 2 * 30
 
 
 def test_a_setting_that_a_method_refuses_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:

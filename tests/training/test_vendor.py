@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import socket
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -467,12 +469,80 @@ def test_a_mamba_mixer_calls_its_convolution_and_its_scan_by_these_names() -> No
     assert len(kinds) == 2
 
 
-def test_types_with_mixers_of_mamba_2_are_those_whose_code_has_its_function() -> None:
-    name = transformers_inside.MAMBA2_FUNCTIONS[0]
+def types_with(function: str) -> set[str]:
     import transformers
 
     folder = Path(str(transformers.__file__)).parent / "models"
-    found = {file.parent.name for file in folder.glob("*/modeling_*.py") if name in file.read_text()}
+    return {
+        file.parent.name
+        for file in folder.glob("*/modeling_*.py")
+        if re.search(rf"^def {function}\(", file.read_text(), re.MULTILINE)
+    }
+
+
+def test_types_with_mixers_of_mamba_1_are_those_whose_code_scans_selectively() -> None:
+    found = types_with(transformers_inside.MAMBA_FUNCTIONS[2])
+    assert {"mamba", *transformers_inside.MAMBA1_MIXERS} == found, gone(
+        transformers_inside, "MAMBA1_MIXERS lists other types than those with the function"
+    )
+
+
+@pytest.mark.parametrize("model_type", transformers_inside.MAMBA1_MIXERS)
+def test_a_mixer_of_mamba_1_convolves_and_scans_by_these_names(model_type: str) -> None:
+    model = small(model_type)
+    module = family_of(model).build(model, kernels=False)
+    kinds: list[str] = []
+
+    def instead(kind: str, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        kinds.append(kind)
+        return function(*arguments, **keywords)
+
+    def logits() -> torch.Tensor:
+        result: torch.Tensor = module(input_ids=torch.ones(1, 3, dtype=torch.long)).logits
+        return result
+
+    convolve, scan = (
+        transformers_inside._plain(model_type, name) for name in transformers_inside.MAMBA_FUNCTIONS[1:]
+    )
+    chosen = partial(instead, "convolutions", convolve), partial(instead, "scans", scan)
+    found = [logits()]
+    with transformers_inside.mamba_in_parts(instead):
+        found.append(logits())
+    once, both = [*kinds], ["convolutions", *["scans"] * model.architecture.get("n_mamba_heads", 1)]
+    assert once and once == both * (len(once) // len(both)), gone(
+        transformers_inside, f"mixers of {model_type} call other functions"
+    )
+    transformers_inside.scan_mamba1_by(model_type, chosen)
+    found.append(logits())
+    assert kinds == once * 2
+    with transformers_inside.mamba1_scans_by(model_type, partial(instead, "counted", scan)):
+        found.append(logits())
+    assert kinds[len(once) * 2 :] == ["counted"] * once.count("scans")
+    del kinds[len(once) * 2 :]
+    found.append(logits())
+    assert kinds == once * 3
+    transformers_inside.scan_mamba1_by(model_type, None)
+    found.append(logits())
+    assert kinds == once * 3
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_layers_that_mixers_read_past_are_read_in_their_code() -> None:
+    found = {
+        name: transformers_source.layers_read_past(name)
+        for name in ("falcon_mamba", "jamba", "zamba", *transformers_inside.MAMBA2_MIXERS, "llama")
+    }
+    assert found == {
+        "falcon_mamba": ("x_proj", "dt_proj", "out_proj"),
+        "jamba": ("dt_proj",),
+        "zamba": (),
+        **dict.fromkeys(transformers_inside.MAMBA2_MIXERS, ("out_proj",)),
+        "llama": (),
+    }, gone(transformers_source, "mixers read other weights without a call")
+
+
+def test_types_with_mixers_of_mamba_2_are_those_whose_code_has_its_function() -> None:
+    found = types_with(transformers_inside.MAMBA2_FUNCTIONS[0])
     assert {*transformers_inside.MAMBA2_MIXERS} == found, gone(
         transformers_inside, "MAMBA2_MIXERS lists other types than those with the function"
     )

@@ -200,7 +200,9 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
     times = 1 + BACKWARD + again
     products = times * flops.matmul
     if flops.backward is not None:  # most weights are frozen
-        products = (1 + again) * flops.matmul + max(0, flops.backward - BACKWARD * flops.attention)
+        products = (1 + again) * flops.matmul + max(
+            0, flops.backward - BACKWARD * (flops.attention + flops.scan)
+        )
     parameters, half = counts.parts.total, model.recipe.precision != "fp32"
     size = HALF if half else FP32
     each_pass, each_step = _exchanged(setting, counts.parts, gpus, half=half)

@@ -11,8 +11,8 @@ What the floor is not:
 - Sums that products add to memory in some settings, and products that checkpointing repeats, are left out.
 - Products of an optimizer's update, as Muon has them, are left out.
 - Kernels so short that starting them takes longer than running them are timed with their start.
-- A scan and the convolution before it are timed by the functions that the setting calls, for Mamba only.
-  Kernels of other packages in other models are left out.
+- A scan and the convolution before it are timed by the functions that the setting calls, in mixers of Mamba
+  alone or beside attention. Kernels of other packages in other models are left out.
 """
 
 from __future__ import annotations

@@ -74,9 +74,11 @@ def words_of(model: Model) -> int:
 def _plain_family(name: str) -> Family:
     if family := families().get(name) or module_families().get(name):
         return family
-    from bench.training.models import generic, mamba2
-    from bench.training.vendor.transformers_inside import MAMBA2_MIXERS
+    from bench.training.models import generic, mamba1, mamba2
+    from bench.training.vendor.transformers_inside import MAMBA1_MIXERS, MAMBA2_MIXERS
 
+    if name in MAMBA1_MIXERS:
+        return mamba1.Mamba1Mixers(name)
     return mamba2.Mamba2Mixers(name) if name in MAMBA2_MIXERS else generic.TransformersFamily(name)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.training.models.cuda_autocast import half_of
-from bench.training.models.generic import TARGETS, TransformersFamily, Ways
+from bench.training.models.generic import TARGETS, ScanCount, TransformersFamily, Ways
 from bench.training.models.model import Family, Has, Lora, Model, installed
 from bench.training.models.timm_family import NAME as TIMM
 from bench.training.objectives import ObjectiveName
@@ -79,6 +79,10 @@ class FamilyWithAdapters(TransformersFamily):
     def why_no_kernels(self, model: Model) -> str | None:
         """Ask the family beneath, which knows the layers that its kernels do not call."""
         return self.plain.why_no_kernels(model)
+
+    def counted_by(self, scans: ScanCount) -> AbstractContextManager[None]:
+        """Ask the family that counts: adapters change nothing about scans."""
+        return self.counting.counted_by(scans)
 
     def counted_ways(self) -> Ways:
         """Ask the family that counts: adapters change nothing about kernels."""
@@ -256,17 +260,17 @@ def _able(
 ) -> dict[str, nn.Module]:
     """Return the layers that may have adapters.
 
-    "all-linear" leaves out the layer of the logits, as peft does, and layers that kernels do not call; a
+    "all-linear" leaves out the layer of the logits, as peft does, and layers that nothing calls; a
     classifier's is trained whole.
     """
     assert model.recipe.lora is not None
     leaves_out = model.recipe.lora.targets == "all-linear" or model.recipe.objective in CLASSIFY
     last = _logits_layer(module) if leaves_out else None
-    uncalled = family.read_by_kernels if model.recipe.lora.targets == "all-linear" else None
+    uncalled = family.read_past if model.recipe.lora.targets == "all-linear" else ()
     return {
         name: part
         for name, part in layers.items()
-        if not (last and f"{name}.".startswith(f"{last}.")) and name.rpartition(".")[2] != uncalled
+        if not (last and f"{name}.".startswith(f"{last}.")) and name.rpartition(".")[2] not in uncalled
     }
 
 

@@ -107,8 +107,9 @@ def counted_memory(
         for compiled in hows
     ]
     # What a compiled block keeps takes the compiler's own time: it is counted last. Other kernels than those
-    # of attention are chosen for a whole process, when a module is built.
-    in_order = sorted(asked, key=lambda way: way.compiled) if kernels_of_attention else asked
+    # of attention are chosen for a whole process, when a module is built, and they are counted first: a loop
+    # over positions that they replace may take all of the time, and blocks like it are taken for such loops.
+    in_order = sorted(asked, key=lambda way: way.compiled if kernels_of_attention else not way.kernels)
     found = {way: counting.footprint(way) for way in in_order}
     for reason in dict.fromkeys(one for one in found.values() if isinstance(one, str)):
         tell(f"its memory is not counted{_which(found, reason)}: {reason}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -19,6 +19,7 @@ from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import attends_causally, ends_of, fused_attention
 from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
+from bench.training.models.mamba import SCAN_OPERATIONS
 from bench.training.models.model import (
     Family,
     Flops,
@@ -154,6 +155,10 @@ class TransformersFamily(Family):
         if attention == "eager" or transformers_source.takes_registered_attention(self.name):
             return self.build_with(model, attention)
         return self.build(model, kernels=True)
+
+    def counted_by(self, scans: ScanCount) -> AbstractContextManager[None]:
+        """Return a context in which scans are counted, whose operations torch's counter does not see."""
+        return nullcontext()
 
     def counted_ways(self) -> Ways:
         """Return how a pass can be computed whose bytes are counted.
@@ -336,7 +341,7 @@ class _OperationCount:
         self.model, self.way = model, way
         self.precision = way.precision or torch.bfloat16
         self.attending = AttentionCount(model.recipe.documents if way.registered else None)
-        self.convolved = ConvolutionCount()
+        self.convolved, self.scans = ConvolutionCount(), ScanCount()
         attention = self.attending.registered() if way.registered else "eager"
         self.module, self.parts = _built(model, way.family, attention, self.precision)
         self.blocks = [] if each else way.family.blocks(self.module)
@@ -359,7 +364,7 @@ class _OperationCount:
                 # Perceiver calls it "inputs"
                 body, _ = run(lambda: self.module.base_model(batch["input_ids"]))
                 head = sum(operations.values()) - sum(_operations(body).values())
-            flops = _sorted_by_kind(operations, tally["attention"], model)
+            flops = _sorted_by_kind(operations, tally["attention"], model, tally["scans"])
             self.attending.require_documents(model)
             shapes = OperationShapes(*(tally[name] for name in SHAPES))
             counts = Counted(self.parts, flops, head, shapes=shapes)
@@ -367,17 +372,20 @@ class _OperationCount:
                 return counts
             for weight in self.trained:
                 weight.requires_grad_()
-            return _with_backward(counts, self.module, batch, model, self.way.family, self.attending)
+            return _with_backward(
+                counts, self.module, batch, model, self.way.family, self.attending, self.scans
+            )
 
     @contextmanager
     def _without_contents(self) -> Iterator[dict[str, Tensor]]:
         import torch
 
+        counting = self.way.family.counted_by(self.scans)
         if not self.way.known:
-            with torch.device("meta"), torch_inside.fake_tensors(), torch.no_grad():
+            with torch.device("meta"), torch_inside.fake_tensors(), torch.no_grad(), counting:
                 yield empty_batch(self.model, 1, self.precision)
             return
-        with torch_inside.fake_tensors(), known_integers(), torch.no_grad():
+        with torch_inside.fake_tensors(), known_integers(), torch.no_grad(), counting:
             torch_inside.make_fake(self.module)
             yield empty_batch(self.model, 1, self.precision)
 
@@ -393,7 +401,8 @@ class _OperationCount:
                 attending.query_elements, attending.biased_scores, convolved.elements, convolved.operations
             )  # fmt: skip
             operations = counter.flop_counts["Global"]
-            return {**operations, **dict(zip(SHAPES, found, strict=True)), "attention": attending.flops}
+            counted = {"attention": attending.flops, "scans": self.scans.flops}
+            return {**operations, **dict(zip(SHAPES, found, strict=True)), **counted}
 
         before = tally()
         kinds = BlockKinds(self.blocks, tally, long, short=short)
@@ -433,6 +442,7 @@ def _with_backward(
     model: Model,
     family: TransformersFamily,
     attending: AttentionCount,
+    scans: ScanCount,
 ) -> Counted:
     """Add the operations of a backward pass in which only some weights have gradients, by running it.
 
@@ -451,7 +461,9 @@ def _with_backward(
             loss.backward()
     if unused := family.unused_targets(module, model):
         raise BadInput(f"its code never calls the layers {', '.join(unused)}", where=model.name)
-    found = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attending.backward_flops, model)
+    found = _sorted_by_kind(
+        whole.get_flop_counts().get("Global", {}), attending.backward_flops, model, scans.backward_flops
+    )
     counts = replace(counts, flops=replace(counts.flops, backward=found.total))
     if model.recipe.objective != "masked-lm":
         return counts
@@ -566,6 +578,26 @@ def has_bias_of_heads(mask: Tensor | None) -> bool:
     return mask is not None and mask.dim() == 4 and mask.size(0) > 0 and mask.size(1) > 1
 
 
+class ScanCount:
+    """A selective scan that computes nothing, and counts the operations of its mathematics (mamba.py)."""
+
+    flops = 0
+    backward_flops = 0
+
+    def scan(self, entry: Tensor, time_step: Tensor, decay: Tensor, *given: Tensor, **more: Any) -> Tensor:
+        """Count a scan; return a tensor in place of its result."""
+        import torch
+
+        flops = SCAN_OPERATIONS * entry.numel() * decay.shape[-1]
+        self.flops += flops
+
+        def count() -> None:
+            self.backward_flops += 2 * flops
+
+        tensors = [part for part in (*given, *more.values()) if isinstance(part, torch.Tensor)]
+        return stand_in(entry.shape, entry, time_step, decay, *tensors, in_backward=count)
+
+
 class ConvolutionCount:
     """A formula for torch's counter: the operations of convolutions. It adds up the depthwise ones apart."""
 
@@ -624,24 +656,25 @@ def _batched_matmul(left: Sequence[int], right: Sequence[int], *_: Any, **__: An
     return 0 if inner == 1 else 2 * batches * rows * inner * right[-1]
 
 
-def _sorted_by_kind(counts: Mapping[Any, int], attending: int, model: Model) -> Flops:
-    """Sort the counter's operations by kind, with `attending` operations of attention counted separately.
+def _sorted_by_kind(counts: Mapping[Any, int], attending: int, model: Model, scans: int = 0) -> Flops:
+    """Sort the counter's operations by kind, with those of attention and of scans counted separately.
 
-    If `attending` is 0, attention ran eagerly, and batched products are counted as attention.
+    If `attending` is 0, attention ran eagerly, and batched products are counted as attention, unless the
+    model scans in place of attention.
     """
     matmul = attention = convolution = 0
     for operation, flops in counts.items():
         name = str(operation)
         if "conv" in name:
             convolution += flops
-        elif "attention" in name or ("bmm" in name and not attending):
+        elif "attention" in name or ("bmm" in name and not attending and not scans):
             attention += flops
         else:
             matmul += flops
     if model.recipe.objective == "causal-lm":  # torch's counter includes the upper triangle
         length = model.recipe.units_per_sample
         attention = attention * (length + 1) // (2 * length)
-    return Flops(matmul, attention + attending, convolution)
+    return Flops(matmul, attention + attending, convolution, scans)
 
 
 def kinds() -> Mapping[ObjectiveName, Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SCAN_CHUNK = 2048  # tokens; mamba-ssm keeps one state a chunk: csrc/selective_scan/selective_scan.cpp
+SCAN_OPERATIONS = 6  # for each token, channel and state: `Mamba.forward_flops` says which
 
 KERNEL_PROJECTS = "mamba-ssm and causal-conv1d"
 NO_ADAPTERS = "mamba-ssm's kernels read weights past their layers, and would leave adapters out"
@@ -110,7 +111,7 @@ class Mamba(FamilyWithFormulas):
         return Flops(
             matmul=2 * s * (layers * weights + d * a["vocab_size"]),
             convolution=layers * 2 * s * inner * a["conv_kernel"],
-            scan=layers * 6 * s * inner * states,
+            scan=layers * SCAN_OPERATIONS * s * inner * states,
         )
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:

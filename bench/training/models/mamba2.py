@@ -9,75 +9,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bench.training.models.footprint import FP32
-from bench.training.models.generic import COMPILED_OR_NOT, TransformersFamily, Ways
-from bench.training.models.mamba import BREAKS_GRAPH, NO_ADAPTERS, importing_kernels, missing_packages
-from bench.training.models.model import SDPA, Has, Model, installed
+from bench.training.models.mamba import NO_ADAPTERS
+from bench.training.models.mixers import MixersFamily
+from bench.training.models.model import Model
 from bench.training.models.stand_in import empty_operator
-from bench.training.vendor import transformers_inside, transformers_source
+from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-PACKAGES = ("mamba_ssm", "causal_conv1d")
 LAST_LAYER = "out_proj"  # of a mixer
-MIXERS = "mamba-ssm: convolution, scan, norm and last product of a mixer fused"
 
 
-class Mamba2Mixers(TransformersFamily):
-    """A type of transformers with mixers of Mamba 2; bench chooses their kernels, and not transformers."""
+class Mamba2Mixers(MixersFamily):
+    """A type of transformers with mixers of Mamba 2, computed by one kernel from their first product on."""
 
+    packages = ("mamba_ssm", "causal_conv1d")
+    fused = "mamba-ssm: convolution, scan, norm and last product of a mixer fused"
     kernels_call_layers = False
-    kernels_of_attention = False
-    slow_without_kernels = True  # the plain scan writes every state of every position
-    read_by_kernels = LAST_LAYER
-    breaks_graph = BREAKS_GRAPH
-
-    @property
-    def kernels(self) -> str:  # type: ignore[override]
-        """The parts that the method "kernels" replaces, in words."""
-        return f"{MIXERS}; {SDPA}" if self._attends else MIXERS
-
-    @property
-    def _attends(self) -> bool:
-        """Whether there is attention beside the mixers, which the method "kernels" computes fused."""
-        return transformers_source.why_not_fused(self.name) is None
-
-    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        """Return which of the packages of mamba-ssm is missing, or that they need a GPU."""
-        return missing_packages(PACKAGES, device, has)
 
     def why_no_kernels(self, model: Model) -> str | None:
         """Return which part of an architecture or of its adapters mamba-ssm's kernel cannot follow."""
         lora = model.recipe.lora
         if lora and any(target.rpartition(".")[2] == LAST_LAYER for target in lora.targets):
             return NO_ADAPTERS
-        return transformers_source.why_no_mamba2_kernel(self.name, model.architecture)
+        return super().why_no_kernels(model)
 
-    def counted_ways(self) -> Ways:
-        """Count its memory with and without kernels; eager attention is counted as it runs uncompiled."""
-        return (False, (False,) if self._attends else COMPILED_OR_NOT), (True, COMPILED_OR_NOT)
+    def mamba_ssm(self) -> Callable[..., Any]:
+        """Return mamba-ssm's function for all of a mixer but its first product."""
+        return transformers_inside.mamba2_kernel()
 
-    def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        """Choose the scan of this type in this process; EnvironmentCannot if mamba-ssm is broken."""
-        with importing_kernels():
-            scan = transformers_inside.mamba2_kernel() if kernels else None
-        module = super().build(model, kernels=kernels and self._attends)
-        transformers_inside.scan_mamba2_by(self.name, scan)
-        return module
+    def stand_ins(self) -> Callable[..., Any]:
+        """Return the function that keeps what the kernel keeps."""
+        return kept_scan
+
+    def mix_by(self, functions: Callable[..., Any] | None) -> None:
+        """Let mixers of this type train by this function in this process, or by plain code."""
+        transformers_inside.scan_mamba2_by(self.name, functions)
 
     def build_with(self, model: Model, attention: str) -> nn.Module:
         """Build the module, whose scan is plain unless it trains; `build` chooses by what it trains."""
         transformers_inside.evaluate_mamba2_plainly(self.name)
-        return super().build_with(model, attention if self._attends else "eager")
-
-    def build_for_memory(self, model: Model, attention: str) -> nn.Module:
-        """Build with the stand-in in place of mamba-ssm's kernel, unless attention is eager."""
-        module = self.build_with(model, attention)
-        transformers_inside.scan_mamba2_by(self.name, None if attention == "eager" else kept_scan)
-        return module
+        return super().build_with(model, attention)
 
 
 def kept_scan(

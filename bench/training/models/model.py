@@ -5,7 +5,7 @@ Pure: plain values and arithmetic. torch is imported only by the methods of a fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -255,7 +255,7 @@ class Family(Protocol):
     slow_without_kernels: bool = False  # whether one sample takes minutes on a GPU without them
     keeps_fp32_weights: str | None = None  # why weights must not have half precision; None if they may
     no_adapters: str | None = None  # why the family's models cannot be trained by low-rank adapters
-    read_by_kernels: str | None = None  # the name of layers whose weights "kernels" reads without a call
+    read_past: Sequence[str] = ()  # names of layers whose weights code or kernels read without a call
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
     uses_all_weights: bool = True  # whether every weight is known to affect the loss
 

@@ -22,11 +22,14 @@ MAMBA = "transformers.models.mamba.modeling_mamba"
 # Packages that modeling_mamba imports for its fused kernels. The third is mamba-ssm's own extension, which
 # Mamba 1 needs, but without which newer versions can be installed.
 MAMBA_PACKAGES = ("mamba_ssm", "causal_conv1d", "selective_scan_cuda")
+MAMBA1_MIXERS = ("falcon_mamba", "jamba", "zamba")  # without Mamba itself, which has a family file
 MAMBA2_MIXERS = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
-MAMBA_SSM = ("mamba", *MAMBA2_MIXERS)  # types whose method "kernels" has mamba-ssm's kernels
+MAMBA_SSM = ("mamba", *MAMBA1_MIXERS, *MAMBA2_MIXERS)  # types whose method "kernels" has mamba-ssm's kernels
 # Functions that a mixer calls while it trains: the whole of it, which may return None; a convolution; a scan.
+# Zamba's code has no function for the whole.
 MAMBA_FUNCTIONS = ("mamba_inner_fn", "causal_conv1d_fn", "mamba_selective_scan")
 MAMBA2_FUNCTIONS = ("mamba2_split_conv1d_scan_combined", "causal_conv1d_fn", "mamba2_chunk_scan")
+Mamba1Kernels = tuple[Callable[..., Any], Callable[..., Any]]  # a convolution and a scan
 _mamba_is_fused: dict[str, bool] = {}  # which code modeling_mamba chose when this process last loaded it
 
 
@@ -382,6 +385,68 @@ def load_mamba(*, fused: bool) -> Any:
     return module
 
 
+def scan_mamba1_by(model_type: str, kernels: Mamba1Kernels | None) -> None:
+    """Let a type's mixers of Mamba 1 convolve and scan by two functions, or by transformers' plain code.
+
+    `kernels` is None for the plain code. The scan gets its tensors in the precision of its first one, as
+    mamba-ssm's demands: norms of Jamba return B and C in fp32 where their weights have fp32.
+    mamba-ssm's function for the whole mixer is left out: its gradients beside norms are wrong (decision 86).
+
+    Relies on: the names of the functions that a mixer's forward calls. Why: transformers wraps its plain
+    functions, and takes mamba-ssm's wherever it can be imported. No issue known.
+    Remove when a configuration or an argument of `from_config` selects the code.
+    """
+    module = import_module(modeling_module(model_type))
+    functions = {name: _plain(model_type, name) for name in _functions_of_mixers(model_type)}
+    if kernels is not None:
+        convolve, scan = kernels
+        functions |= zip(MAMBA_FUNCTIONS[1:], (convolve, partial(_scan_in_one_precision, scan)), strict=True)
+    for name, function in functions.items():
+        setattr(module, name, function)
+
+
+def _scan_in_one_precision(
+    scan: Callable[..., Any],
+    entry: Tensor,
+    time_step: Tensor,
+    decay: Tensor,
+    into: Tensor,
+    out_of: Tensor,
+    **more: Any,
+) -> Any:
+    time_step, into, out_of = (tensor.to(entry.dtype) for tensor in (time_step, into, out_of))
+    return scan(entry, time_step, decay, into, out_of, **more)
+
+
+def mamba1_kernels() -> Mamba1Kernels:
+    """Return the functions of causal-conv1d and mamba-ssm for the convolution and the scan of a mixer.
+
+    torch.compile calls them without looking into them. Raises ImportError if one cannot be imported.
+
+    Relies on: the paths of the functions. Why: as for `mamba2_kernel`. Remove together with it.
+    """
+    from causal_conv1d import causal_conv1d_fn
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    return _untraced(causal_conv1d_fn), _untraced(selective_scan_fn)
+
+
+@contextmanager
+def mamba1_scans_by(model_type: str, scan: Callable[..., Any]) -> Iterator[None]:
+    """Within the context, let a type's mixers of Mamba 1 scan by this function, and convolve plainly.
+
+    It relies on what `scan_mamba1_by` relies on.
+    """
+    module = import_module(modeling_module(model_type))
+    before = {name: getattr(module, name) for name in _functions_of_mixers(model_type)}
+    scan_mamba1_by(model_type, (_plain(model_type, MAMBA_FUNCTIONS[1]), scan))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
 def scan_mamba2_by(model_type: str, scan: Callable[..., Any] | None) -> None:
     """Let a type's mixers of Mamba 2 train by a function that computes all after their first product.
 
@@ -394,9 +459,8 @@ def scan_mamba2_by(model_type: str, scan: Callable[..., Any] | None) -> None:
     """
     evaluate_mamba2_plainly(model_type)
     fused = MAMBA2_FUNCTIONS[0]
-    plain = inspect.unwrap(_functions_of_mixers(model_type)[fused])
     module = import_module(modeling_module(model_type))
-    setattr(module, fused, plain if scan is None else partial(_scan_lowered, scan))
+    setattr(module, fused, _plain(model_type, fused) if scan is None else partial(_scan_lowered, scan))
 
 
 def evaluate_mamba2_plainly(model_type: str) -> None:
@@ -406,7 +470,7 @@ def evaluate_mamba2_plainly(model_type: str) -> None:
     """
     module, (_, *parts) = import_module(modeling_module(model_type)), MAMBA2_FUNCTIONS
     for name in parts:
-        setattr(module, name, inspect.unwrap(_functions_of_mixers(model_type)[name]))
+        setattr(module, name, _plain(model_type, name))
 
 
 def _scan_lowered(
@@ -420,11 +484,18 @@ def _scan_lowered(
     return scan(projected.to(products), *given, outproj_weight=outproj_weight, **more)
 
 
+def _plain(model_type: str, name: str) -> Callable[..., Any]:
+    """Return transformers' own function of this name, without the wrapper that prefers another package's."""
+    plain: Callable[..., Any] = inspect.unwrap(_functions_of_mixers(model_type)[name])
+    return plain
+
+
 @cache
 def _functions_of_mixers(model_type: str) -> Mapping[str, Callable[..., Any]]:
-    """Return the functions that `scan_mamba2_by` replaces, as transformers has them."""
+    """Return the functions that a mixer calls, as transformers has them. The first call precedes changes."""
     module = import_module(modeling_module(model_type))
-    return {name: getattr(module, name) for name in MAMBA2_FUNCTIONS}
+    names = MAMBA2_FUNCTIONS if model_type in MAMBA2_MIXERS else MAMBA_FUNCTIONS
+    return {name: getattr(module, name) for name in names if hasattr(module, name)}
 
 
 def mamba2_kernel() -> Callable[..., Any]:
@@ -433,19 +504,27 @@ def mamba2_kernel() -> Callable[..., Any]:
     Raises ImportError if mamba-ssm cannot be imported.
 
     Relies on: the path of the function in mamba-ssm. Why: under torch.compile, transformers' wrapper would
-    run the plain code (see `_untraced_mamba_inner`). This leaves out, as the wrapper does, arguments that the
-    function does not take. https://github.com/pytorch/pytorch/issues/176347
+    run the plain code (see `_untraced_mamba_inner`). https://github.com/pytorch/pytorch/issues/176347
     Remove when the oldest supported torch is 2.14.
     """
+    from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined
+
+    return _untraced(mamba_split_conv1d_scan_combined)
+
+
+def _untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile does not look into.
+
+    It leaves out, as transformers' wrapper does, arguments that the kernel does not take.
+    """
     import torch
-    from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined as kernel
 
     taken = inspect.signature(kernel).parameters
 
-    def scan(*given: Any, **more: Any) -> Any:
+    def call(*given: Any, **more: Any) -> Any:
         return kernel(*given, **{name: value for name, value in more.items() if name in taken})
 
-    untraced: Callable[..., Any] = torch.compiler.disable(scan)
+    untraced: Callable[..., Any] = torch.compiler.disable(call)
     return untraced
 
 
@@ -456,8 +535,8 @@ def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
     `instead` takes the kind ("convolutions" or "scans"), the function that the mixer would call, and the
     function's arguments.
 
-    Relies on: the names of three functions that mixers of Mamba and of Mamba 2 call, of which the first has
-    the whole mixer in one kernel or returns None. Why: that kernel does not run on tensors without contents.
+    Relies on: the names of the functions that mixers of Mamba and of Mamba 2 call, of which the first has the
+    whole mixer in one kernel or returns None. Why: that kernel does not run on tensors without contents.
     No issue known. Remove when mamba-ssm's kernels are operators of torch.
     """
     before: list[tuple[Any, str, Any]] = []
@@ -465,17 +544,20 @@ def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
         module: Any = sys.modules.get(modeling_module(model_type))
         if module is None:
             continue
-        names = MAMBA_FUNCTIONS if model_type == "mamba" else MAMBA2_FUNCTIONS
-        inner, convolve, scan = (getattr(module, name) for name in names)
-        if isinstance(inner, partial):  # `scan_mamba2_by` chose a kernel, which has the parts' kernels, too
+        of_mamba2 = model_type in MAMBA2_MIXERS
+        names = [
+            name for name in (MAMBA2_FUNCTIONS if of_mamba2 else MAMBA_FUNCTIONS) if hasattr(module, name)
+        ]
+        *inner, convolve, scan = functions = [getattr(module, name) for name in names]
+        if of_mamba2 and isinstance(inner[0], partial):  # a kernel of `scan_mamba2_by` has the parts' kernels
             _, convolve, scan = _functions_of_mixers(model_type).values()
-        before += ((module, name, getattr(module, name)) for name in names)
+        before += ((module, name, function) for name, function in zip(names, functions, strict=True))
         parts = (
             lambda *_, **__: None,
             partial(instead, "convolutions", convolve),
             partial(instead, "scans", scan),
         )
-        for name, part in zip(names, parts, strict=True):
+        for name, part in zip(names, parts[-len(names) :], strict=True):
             setattr(module, name, part)
     try:
         yield

@@ -82,21 +82,49 @@ def why_not_fused(model_type: str) -> str | None:
     return None
 
 
-def why_no_mamba2_kernel(model_type: str, architecture: Mapping[str, Any]) -> str | None:
-    """Return why the kernel of mamba-ssm cannot compute a type's mixers of Mamba 2; None if it can.
+MOST_STATES = 256  # of a channel in mamba-ssm's selective scan, csrc/selective_scan/selective_scan.cpp
 
-    Relies on: the names of a mixer's attributes. No issue known. Remove when mamba-ssm takes any of them.
+
+def why_no_mamba_kernel(model_type: str, architecture: Mapping[str, Any]) -> str | None:
+    """Return why kernels of mamba-ssm and causal-conv1d cannot compute a type's mixers; None if they can.
+
+    Relies on: the names of a mixer's attributes. No issue known. Remove when the kernels take any of them.
     """
     code = _source(model_type, "modeling")
     if found := re.search(r'self\.activation = (?:"(\w+)"|(config\.\w+))', code):
         activation = found[1] or _field(found[2], model_type, architecture)
         if activation not in (None, "silu", "swish"):
             return f"mamba-ssm's kernel computes silu, and these mixers {activation}"
-    if found := re.search(r"self\.conv_kernel_size = (config\.\w+)", code):
-        width = _field(found[1], model_type, architecture)
-        if isinstance(width, int | float) and not 2 <= width <= 4:
-            return f"causal-conv1d's kernels convolve 2 to 4 positions, and these mixers {width:g}"
+    width = _size_of_mixers("conv_kernel_size", code, model_type, architecture)
+    if width is not None and not 2 <= width <= 4:
+        return f"causal-conv1d's kernels convolve 2 to 4 positions, and these mixers {width:g}"
+    states = _size_of_mixers("ssm_state_size", code, model_type, architecture)
+    if "def mamba_selective_scan(" in code and states is not None and states > MOST_STATES:
+        return f"mamba-ssm's scan has at most {MOST_STATES} states a channel, and these mixers {states:g}"
     return None
+
+
+def _size_of_mixers(
+    attribute: str, code: str, model_type: str, architecture: Mapping[str, Any]
+) -> int | float | None:
+    """Return a number that mixers take from their configuration; None if it is unknown."""
+    found = re.search(rf"self\.{attribute} = (config\.\w+)", code)
+    value = _field(found[1], model_type, architecture) if found else None
+    return value if isinstance(value, int | float) else None
+
+
+@cache
+def layers_read_past(model_type: str) -> tuple[str, ...]:
+    """Return the names of linear layers of a type's mixers whose weights its code reads without a call.
+
+    Relies on: `self.dt_proj.weight` and its like. No issue known. Remove when mixers call all their layers.
+    """
+    code = _source(model_type, "modeling")
+    classes = re.split(r"^class ", code, flags=re.MULTILINE)
+    mixers = "".join(body for body in classes if "self.conv1d = nn.Conv1d(" in body)
+    computed = "".join(mixers.split("def forward(")[1:])
+    layers = re.findall(r"self\.(\w+) = nn\.Linear\(", mixers)
+    return tuple(name for name in layers if re.search(rf"self\.{name}\.weight\b", computed))
 
 
 @cache

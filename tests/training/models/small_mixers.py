@@ -1,4 +1,4 @@
-"""Small models of every type of transformers with mixers of Mamba 2."""
+"""Small models of every type of transformers with mixers of Mamba 1, Mamba itself apart, or of Mamba 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIXERS = {
     "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8,
 }  # fmt: skip
 LAYERS = ["mamba", "attention"]
-SMALL: Mapping[str, Mapping[str, Any]] = {
+SMALL: dict[str, Mapping[str, Any]] = {
     "bamba": ATTENTION | MIXERS | {"attn_layer_indices": [1]},
     "falcon_h1": ATTENTION | MIXERS | {"head_dim": 8, "mamba_d_ssm": 64},
     "granitemoehybrid": ATTENTION
@@ -37,9 +37,26 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "layers_block_type": ["mamba", "hybrid", "mamba"], "hybrid_layer_ids": [1],
     },
 }  # fmt: skip
-MIXERS_IN = {"bamba": 1, "falcon_h1": 2, "granitemoehybrid": 1, "mamba2": 2, "nemotron_h": 1, "zamba2": 3}
+OF_MAMBA1 = {"mamba_d_state": 8, "mamba_dt_rank": 4}
+SMALL_OF_MAMBA1: dict[str, Mapping[str, Any]] = {
+    "falcon_mamba": {"state_size": 8, "time_step_rank": 4, "expand": 2, "conv_kernel": 4},
+    "jamba": ATTENTION
+    | OF_MAMBA1
+    | {"num_hidden_layers": 3, "num_experts": 1, "attn_layer_period": 3, "attn_layer_offset": 1},
+    "zamba": ATTENTION
+    | OF_MAMBA1
+    | {
+        "num_hidden_layers": 4, "num_key_value_heads": 4, "n_mamba_heads": 2,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
+}  # fmt: skip
+MIXERS_IN = {
+    "bamba": 1, "falcon_h1": 2, "granitemoehybrid": 1, "mamba2": 2, "nemotron_h": 1, "zamba2": 3,
+    "falcon_mamba": 2, "jamba": 2, "zamba": 4,
+}  # fmt: skip
 
 
 def small(model_type: str = "mamba2", fields: Mapping[str, Any] = {}, **recipe: Any) -> Model:
-    model = model_of(model_type, "causal-lm", {**SHARED, **SMALL[model_type], **fields})
+    sizes = (SMALL | SMALL_OF_MAMBA1)[model_type]
+    model = model_of(model_type, "causal-lm", {**SHARED, **sizes, **fields})
     return replace(model, recipe=replace(model.recipe, **recipe))
