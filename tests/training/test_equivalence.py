@@ -68,6 +68,17 @@ def test_checkpointing_computes_what_naive_computes(family: str, tmp_path: Path)
     torch.testing.assert_close(curve(model, ("checkpointing",), tmp_path), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["flaubert", "xlm"])
+def test_blocks_are_computed_again_without_the_cache_that_the_code_makes_for_every_pass(
+    name: str, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 1000, "emb_dim": 64, "n_layers": 2, "n_heads": 4}
+    off = {"dropout": 0.0, "attention_dropout": 0.0}
+    model = resolved(name, sizes | off, TEXT | {"objective": "masked-lm"})
+    expected, found = (curve(model, setting, tmp_path) for setting in (NAIVE, ("checkpointing",)))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
 WITH_KERNELS = [
     name for name, family in families().items() if family.kernels and not family.missing_kernels("cpu")
 ]

@@ -414,6 +414,23 @@ def test_t5_shares_its_head_whatever_its_configuration_says_and_a_separate_one_c
     assert model.decoder.embed_tokens.weight is model.encoder.embed_tokens.weight is embedding
 
 
+@pytest.mark.parametrize(("model_type", "unasked"), [("xlm", True), ("flaubert", True), ("gpt2", False)])
+def test_these_types_make_a_cache_for_every_pass(model_type: str, unasked: bool) -> None:
+    from transformers import CONFIG_MAPPING, AutoModel, Cache
+
+    sizes = {"vocab_size": 8, "emb_dim": 8, "n_embd": 8, "n_layers": 1, "n_layer": 1, "n_head": 1}
+    configuration = CONFIG_MAPPING[model_type](**sizes, n_heads=1, use_cache=False)
+    model = AutoModel.from_config(configuration)
+    block = (model.attentions if unasked else model.h)[0]
+    transformers_inside.hand_no_caches(model, [block])
+    hooked = bool(block._forward_pre_hooks)
+    given: list[Any] = []
+    block.register_forward_pre_hook(lambda _, args, named: given.extend(named.values()), with_kwargs=True)
+    model(torch.zeros(1, 2, dtype=torch.long))
+    caches = [one for one in given if isinstance(one, Cache)]
+    assert (hooked, caches) == (unasked, []), gone(transformers_inside, "another forward makes the cache")
+
+
 def test_masks_are_made_with_a_look_for_packed_samples() -> None:
     from transformers import masking_utils
 

@@ -68,6 +68,7 @@ MOST_SECONDS = 60  # of the processor; after them, no further way of computing i
 HEADS_DIMENSIONS = 4  # of queries: samples, heads, positions, width
 NOT_FOLLOWED = (LookupError, LongLoop, UnlikeBlocks)  # which say that bench cannot count, not that code fails
 FAILS_HALVED = "its code fails where weights are in half precision"
+READS = "a block reads what it computed"
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
@@ -156,12 +157,10 @@ class _Ways:
             return count
         if way.compiled and count.loops_long:  # no compiler takes such a loop apart in time
             return "a block loops over positions"
-        if way.compiled and count.reads:
-            return "a block reads what it computed"
         try:
             return count.footprint(compiled=way.compiled)
         except Exception as error:  # an architecture's code may raise anything; this way stays uncounted
-            return _reason(error)
+            return READS if torch_inside.needs_contents(error) else _reason(error)
 
     def _count(self, way: Way) -> _Count | str:
         key = way.kernels, way.halved
@@ -398,7 +397,7 @@ class _Count:
 
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
         """Call the first block of a kind; return the first tensor of its result."""
-        with self._rules(), known_integers() if self.reads else nullcontext():
+        with self._rules():
             return tensors_of(kind.first.forward.__wrapped__(*arguments, **keywords))[0]
 
     def _backward(self, kind: _Kind) -> int:
@@ -406,7 +405,8 @@ class _Count:
         if kind.backward is not None:
             return kind.backward
         arguments, keywords = copied((kind.arguments, dict(kind.keywords)))
-        found, peak = self._call(kind, arguments, keywords), 0
+        with known_integers() if self.reads else nullcontext():
+            found, peak = self._call(kind, arguments, keywords), 0
         if found.requires_grad:  # otherwise every weight up to here is frozen
             gradient = found.detach().clone()
             with torch_inside.live_bytes(self.samples) as live:
