@@ -126,8 +126,14 @@ OWN = SMALL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         ("llama", SMALL, "causal-lm"),
         ("albert", OWN | {"embedding_size": 64}, "masked-lm"),  # all layers share one set of weights
         ("deberta", OWN, "masked-lm"),  # modifies the output of a layer in place
+        (  # adds a table of positions, which is a buffer, to the embeddings of words
+            "xglm",
+            {"vocab_size": 1000, "d_model": 64, "ffn_dim": 128, "num_layers": 2, "attention_heads": 4,
+             "dropout": 0.0, "attention_dropout": 0.0},
+            "causal-lm",
+        ),
     ],
-)
+)  # fmt: skip
 def test_half_weights_compute_what_fp32_does_in_other_architectures(
     name: str, architecture: dict[str, Any], objective: str, tmp_path: Path
 ) -> None:

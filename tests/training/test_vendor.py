@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from torch import nn
 from bench.training.models import Family, families, family_of, known_models
 from bench.training.vendor import deepspeed_inside, torch_inside, transformers_inside, transformers_source
 from bench.training.vendor import known_integers as known_integers_inside
+from bench.training.vendor.kernel_rules import kernel_rules
 from bench.training.vendor.known_integers import known_integers
 from tests.training.models.small_mixers import small
 
@@ -231,6 +233,42 @@ def test_large_whole_numbers_take_no_memory_and_are_read_as_zero(monkeypatch: py
     assert type(pairs).__name__ == "FakeTensor", gone(known_integers_inside, "large ones are computed")
     assert pairs.untyped_storage().nbytes() == 16, gone(known_integers_inside, "their bytes are unknown")
     assert read == (False, 4), gone(known_integers_inside, "contents cannot be read")
+
+
+FLOATS, HALVES = torch.ones(4, 8), torch.ones(8, 8, dtype=torch.bfloat16)
+PLACES = torch.zeros(4, dtype=torch.long)
+REFUSED: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]] = {
+    "linear": lambda made: F.linear(made(FLOATS), made(HALVES)),
+    "linear with a bias": lambda made: F.linear(made(FLOATS), made(HALVES), made(HALVES[0])),
+    "convolution": lambda made: F.conv1d(made(FLOATS), made(HALVES)[:, :4, None]),
+    "index_add": lambda made: made(FLOATS).index_add(0, made(PLACES), made(HALVES[:4])),
+    "index_copy_": lambda made: made(FLOATS).index_copy_(0, made(PLACES), made(HALVES[:4])),
+    "masked_fill": lambda made: made(HALVES).masked_fill(made(HALVES) > 0, torch.finfo(torch.float32).min),
+    "layer_norm": lambda made: F.layer_norm(made(FLOATS), (8,), made(HALVES[0]), made(HALVES[0])),
+    "group_norm": lambda made: F.group_norm(made(FLOATS), 2, made(HALVES[0]), made(HALVES[0])),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_operators_without_contents_refuse_what_kernels_refuse(call: str) -> None:
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    with pytest.raises(RuntimeError):
+        REFUSED[call](torch.clone)
+    with torch_inside.fake_tensors():
+        REFUSED[call](empty)  # if this fails, kernel_rules() need not refuse the call
+        with kernel_rules(), pytest.raises(RuntimeError, match=r"takes no tensors of|is too large"):
+            REFUSED[call](empty)
+
+
+def test_operators_without_contents_take_what_kernels_take() -> None:
+    with torch_inside.fake_tensors(), kernel_rules():
+        halves, floats = torch.empty(4, 8, dtype=torch.bfloat16), torch.empty(4, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert F.linear(floats, floats).dtype == torch.bfloat16
+        assert halves.masked_fill(halves > 0, float("-inf")).dtype == torch.bfloat16
+        assert (halves + floats).dtype == torch.float32
 
 
 def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:

@@ -33,10 +33,11 @@ from bench.training.models.footprint import (
     Block,
     CountedFootprint,
     CountedMemory,
-    FailsHalved,
+    Failing,
     Footprint,
 )
 from bench.training.models.model import Model, empty_batch
+from bench.training.models.position_tables import lower_position_tables
 from bench.training.models.repeated_blocks import (
     BlockKind,
     LongLoop,
@@ -53,6 +54,7 @@ from bench.training.models.stand_in import empty_operator
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 from bench.training.vendor.efficient_attention import gradient_of_bias, seen_bias, workspace
+from bench.training.vendor.kernel_rules import kernel_rules
 from bench.training.vendor.known_integers import known_integers
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ MOST_REASON = 160  # letters
 MOST_SECONDS = 60  # of the processor; after them, no further way of computing is counted
 HEADS_DIMENSIONS = 4  # of queries: samples, heads, positions, width
 NOT_FOLLOWED = (LookupError, LongLoop, UnlikeBlocks)  # which say that bench cannot count, not that code fails
-FAILS_HALVED = "its code fails where weights are in half precision"
+FAILS = {True: "its code fails where weights are in half precision", False: "its code fails under autocast"}
 READS = "a block reads what it computed"
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
@@ -111,6 +113,8 @@ def counted_memory(
     # of attention are chosen for a whole process, when a module is built.
     in_order = sorted(asked, key=lambda way: way.compiled) if kernels_of_attention else asked
     found = {way: counting.footprint(way) for way in in_order}
+    failing = {(one.kernels, one.halved): one.reason for one in counting.failing()}
+    found = {way: failing.get((way.kernels, way.halved), one) for way, one in found.items()}
     for reason in dict.fromkeys(one for one in found.values() if isinstance(one, str)):
         tell(f"its memory is not counted{_which(found, reason)}: {reason}")
     footprints = (
@@ -118,7 +122,7 @@ def counted_memory(
         for way in asked
         if not isinstance(footprint := found[way], str)
     )
-    return CountedMemory(tuple(footprints), tuple(counting.failing))
+    return CountedMemory(tuple(footprints), tuple(counting.failing()))
 
 
 def _which(found: Mapping[Way, Footprint | str], reason: str) -> str:
@@ -128,6 +132,8 @@ def _which(found: Mapping[Way, Footprint | str], reason: str) -> str:
         return ""
     words = {"kernels": "kernels", "halved": "half weights", "compiled": "compiled blocks"}
     common = [text for field, text in words.items() if all(getattr(way, field) for way in without)]
+    if not any(way.halved for way in without) and all(way in without for way in found if not way.halved):
+        return " without half weights"
     return f" with {' and '.join(common)}" if common else " in some settings"
 
 
@@ -140,7 +146,7 @@ class _Ways:
     blocks_of: BlocksOf
     shared: bool  # whether ways know of each other's kinds of blocks
     counts: dict[tuple[bool, bool], _Count | str] = field(default_factory=dict)
-    failing: list[FailsHalved] = field(default_factory=list)
+    errors: dict[tuple[bool, bool], str] = field(default_factory=dict)  # of the model's code
 
     def __post_init__(self) -> None:
         self.deadline = process_time() + MOST_SECONDS
@@ -174,11 +180,16 @@ class _Ways:
             except NOT_FOLLOWED as error:
                 self.counts[key] = _reason(error)
             except Exception as error:  # an architecture's code may raise anything
-                self.counts[key] = _reason(error)
-                if isinstance(self.counts.get((way.kernels, False)), _Count):
-                    self.counts[key] = f"{FAILS_HALVED}: {_reason(error)}"
-                    self.failing.append(FailsHalved(way.kernels, f"{FAILS_HALVED}: {_reason(error)}"))
+                self.counts[key] = self.errors[key] = _reason(error)
         return self.counts[key]
+
+    def failing(self) -> list[Failing]:
+        """Return where the code failed with weights in one precision, and computed with the other one."""
+        return [
+            Failing(kernels, halved, f"{FAILS[halved]}: {reason}")
+            for (kernels, halved), reason in self.errors.items()
+            if isinstance(self.counts.get((kernels, not halved)), _Count)
+        ]
 
 
 def _reason(error: Exception) -> str:
@@ -291,12 +302,14 @@ class _Count:
         )
         with known.fake, known_integers() if reads else nullcontext():
             torch_inside.make_fake(module, half if halved else None)
+            if halved and half:
+                lower_position_tables(module, half)
             batch = empty_batch(model, samples, half if half and halved else torch.float32)
             count._run(batch, model.recipe.aim)
         return count
 
     def _run(self, batch: Mapping[str, Tensor], aim: Objective) -> None:
-        with self._rules(), _keeping(self.samples) as kept:
+        with self._rules(), kernel_rules(), _keeping(self.samples) as kept:
             for block in self.parts:
                 block.forward = self._instead_of(block, block.forward, kept)
             found = aim.answer(self.module, batch)

@@ -299,6 +299,21 @@ def test_a_model_that_cannot_compute_with_half_weights_has_a_reason_for_them() -
     assert counts.why_not(model, ("half-weights",)) == reason.partition(" with half weights: ")[2]
 
 
+def test_a_model_that_cannot_compute_under_autocast_has_a_reason_for_that() -> None:
+    """DeBERTa fills scores in half precision with the least number of its queries, which are in fp32."""
+    model, said = small("deberta", "masked-lm", precision="bf16"), list[str]()
+    counts = counted(model, tell=said.append)
+    assert {one.halved for one in counts.footprints} == {True}
+    (reason,) = said
+    begins = (
+        "its memory is not counted without half weights: its code fails under autocast: RuntimeError: -3.4"
+    )
+    assert reason.startswith(begins)
+    assert [(one.kernels, one.halved) for one in counts.failing] == [(False, False)]
+    assert counts.why_not(model, ()) == reason.partition(" without half weights: ")[2]
+    assert counts.why_not(model, ("half-weights",)) is None
+
+
 def test_what_bench_cannot_count_is_nothing_that_fails() -> None:
     model = small("switch_transformers", "sequence-to-sequence", precision="bf16")
     sparse = {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2}
