@@ -469,6 +469,20 @@ def test_these_types_make_a_cache_for_every_pass(model_type: str, unasked: bool)
     assert (hooked, caches) == (unasked, []), gone(transformers_inside, "another forward makes the cache")
 
 
+@pytest.mark.parametrize(("model_type", "sees"), [("rembert", True), ("roformer", True), ("bert", False)])
+def test_a_token_sees_those_that_follow_where_no_position_is_hidden(model_type: str, sees: bool) -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    configuration = CONFIG_MAPPING[model_type](**sizes, is_decoder=True, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(configuration).eval()
+    with torch.no_grad():
+        before, after = (model(torch.tensor([[1, 2, last]])).logits[:, :2] for last in (3, 4))
+    assert transformers_source.hides_no_position(model_type) == sees == (not torch.equal(before, after)), (
+        gone(transformers_source, "another type hides no position")
+    )
+
+
 def test_masks_are_made_with_a_look_for_packed_samples() -> None:
     from transformers import masking_utils
 

@@ -489,6 +489,17 @@ def takes_registered_attention(model_type: str) -> bool:
     return not code or ("ALL_ATTENTION_FUNCTIONS" in code and compared is None)
 
 
+def hides_no_position(model_type: str) -> bool:
+    """Whether the type's code asks transformers for masks that hide no position, and for no other ones.
+
+    Its class for causal language models is then none, whatever `is_decoder` says: a token sees those that
+    follow. False if the source cannot be read.
+    """
+    code = _source(model_type, "modeling")
+    causal = r"create_\w*causal_mask|causal_mask\b|is_causal=|\btri[lu]\("
+    return "create_bidirectional_mask(" in code and re.search(causal, code) is None
+
+
 def reads_field(model_type: str, field: str) -> bool:
     """Whether the type's code reads this field, which its configuration may not declare.
 
