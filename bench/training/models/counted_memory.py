@@ -54,7 +54,7 @@ from bench.training.models.stand_in import empty_operator
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 from bench.training.vendor.efficient_attention import gradient_of_bias, seen_bias, workspace
-from bench.training.vendor.kernel_rules import kernel_rules
+from bench.training.vendor.kernel_rules import KernelRefuses, kernel_rules
 from bench.training.vendor.known_integers import known_integers
 
 if TYPE_CHECKING:
@@ -180,7 +180,10 @@ class _Ways:
             except NOT_FOLLOWED as error:
                 self.counts[key] = _reason(error)
             except Exception as error:  # an architecture's code may raise anything
-                self.counts[key] = self.errors[key] = _reason(error)
+                self.counts[key] = _reason(error)
+                # The CPU's autocast casts fewer operations than a GPU's, so that its other errors say little.
+                if way.halved or isinstance(error, KernelRefuses):
+                    self.errors[key] = _reason(error)
         return self.counts[key]
 
     def failing(self) -> list[Failing]:
@@ -193,7 +196,8 @@ class _Ways:
 
 
 def _reason(error: Exception) -> str:
-    named = "" if type(error) is LookupError else f"{type(error).__name__}: "  # which this module raises
+    own = LookupError, KernelRefuses  # whose texts are sentences of bench
+    named = "" if type(error) in own else f"{type(error).__name__}: "
     return one_line(f"{named}{error}")[:MOST_REASON]
 
 

@@ -12,8 +12,12 @@ from functools import cache
 from typing import Any
 
 
+class KernelRefuses(RuntimeError):
+    """A call that kernels refuse, on a GPU as on a CPU, with autocast and without."""
+
+
 def kernel_rules() -> Any:
-    """Return a context in which operators without contents raise RuntimeError where kernels would.
+    """Return a context in which operators without contents raise KernelRefuses where kernels would raise.
 
     Relies on: TorchDispatchMode, and the names and arguments of operators. No issue known.
     Remove when tensors without contents refuse these calls.
@@ -41,11 +45,11 @@ def _mode() -> Callable[[], Any]:
                 tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor))
                 found = dict.fromkeys(str(one.dtype) for one in tensors if one.is_floating_point())
                 if len(found) > 1:
-                    raise RuntimeError(f"{func.overloadpacket} takes no tensors of {' and '.join(found)}")
+                    raise KernelRefuses(f"{func.overloadpacket} takes no tensors of {' and '.join(found)}")
             if func in fill and args[0].is_floating_point():
                 largest = torch.finfo(args[0].dtype).max
                 if largest < abs(args[2]) < float("inf"):
-                    raise RuntimeError(f"{args[2]} is too large a number for {args[0].dtype}")
+                    raise KernelRefuses(f"{args[2]} is too large a number for {args[0].dtype}")
             return func(*args, **kwargs)
 
     return KernelRules
