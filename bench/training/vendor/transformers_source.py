@@ -79,6 +79,8 @@ def why_not_fused(model_type: str) -> str | None:
         return f"transformers' {model_type} takes no fused attention"
     if "softcap=" in code:  # transformers passes the cap to fused attention, which ignores it
         return f"{model_type} caps attention's scores, which fused attention cannot do"
+    if "create_causal_mask(" in code and "is_causal: bool = False" in code and "is_causal=" not in code:
+        return f"no attention of {model_type} is told to be causal, and fused attention gets no causal mask"
     return None
 
 
