@@ -81,7 +81,21 @@ def why_not_fused(model_type: str) -> str | None:
         return f"{model_type} caps attention's scores, which fused attention cannot do"
     if "create_causal_mask(" in code and "is_causal: bool = False" in code and "is_causal=" not in code:
         return f"no attention of {model_type} is told to be causal, and fused attention gets no causal mask"
+    if _makes_other_masks(code):
+        return f"attention of {model_type} adds to a causal mask, and fused attention gets none"
     return None
+
+
+@cache
+def _makes_other_masks(code: str) -> bool:
+    """Whether attention gives the function that it looks up another mask, made by a method from its own."""
+    made = r"(\w+) = self\.\w+\([^()]*\battention_mask=attention_mask\b"
+    return any(
+        re.search(rf"\battention_mask={name}\b", body)
+        for body in re.split(r"^class ", code, flags=re.MULTILINE)
+        if _attends(body)
+        for name in re.findall(made, body)
+    )
 
 
 def why_no_mamba2_kernel(model_type: str, architecture: Mapping[str, Any]) -> str | None:
