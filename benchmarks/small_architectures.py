@@ -103,8 +103,8 @@ def made_small(model_type: str, objective: str) -> dict[str, Any]:
     given |= {field: SMALL.get(field, 10) for field in counts.keys() - given}  # labels, for instance
     if family := families().get(model_type):
         given = {field: value for field, value in given.items() if field in family.defaults}
-    if objective == "causal-lm" and default.get("is_decoder") is False and not family:
-        given["is_decoder"] = True
+    if objective == "causal-lm" and not family:
+        given |= {field: True for field in ("is_decoder", "causal") if default.get(field) is False}
     return {"model_type": model_type, **given, **PECULIAR.get(model_type, {})}
 
 

@@ -68,6 +68,17 @@ def test_checkpointing_computes_what_naive_computes(family: str, tmp_path: Path)
     torch.testing.assert_close(curve(model, ("checkpointing",), tmp_path), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["flaubert", "xlm"])
+def test_blocks_are_computed_again_without_the_cache_that_the_code_makes_for_every_pass(
+    name: str, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 1000, "emb_dim": 64, "n_layers": 2, "n_heads": 4}
+    off = {"dropout": 0.0, "attention_dropout": 0.0}
+    model = resolved(name, sizes | off, TEXT | {"objective": "masked-lm"})
+    expected, found = (curve(model, setting, tmp_path) for setting in (NAIVE, ("checkpointing",)))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
 WITH_KERNELS = [
     name for name, family in families().items() if family.kernels and not family.missing_kernels("cpu")
 ]
@@ -115,8 +126,14 @@ OWN = SMALL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         ("llama", SMALL, "causal-lm"),
         ("albert", OWN | {"embedding_size": 64}, "masked-lm"),  # all layers share one set of weights
         ("deberta", OWN, "masked-lm"),  # modifies the output of a layer in place
+        (  # adds a table of positions, which is a buffer, to the embeddings of words
+            "xglm",
+            {"vocab_size": 1000, "d_model": 64, "ffn_dim": 128, "num_layers": 2, "attention_heads": 4,
+             "dropout": 0.0, "attention_dropout": 0.0},
+            "causal-lm",
+        ),
     ],
-)
+)  # fmt: skip
 def test_half_weights_compute_what_fp32_does_in_other_architectures(
     name: str, architecture: dict[str, Any], objective: str, tmp_path: Path
 ) -> None:

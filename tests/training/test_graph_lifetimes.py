@@ -82,6 +82,18 @@ def test_lifetimes_cover_both_passes() -> None:
     assert [one.bytes for one in backward if one.freed is None] == [WEIGHT, WEIGHT]
 
 
+class Untrained(Perceptron):
+    """A perceptron that computes without gradients, as a part of the model that is not trained does."""
+
+    @torch.no_grad()
+    def forward(self, entry: Tensor) -> Tensor:
+        return super().forward(entry)
+
+
+def test_a_block_that_is_not_trained_keeps_nothing() -> None:
+    assert when_compiled(Untrained, 16) == ([], BlockTensors(0, ()))
+
+
 def test_a_part_of_a_product_keeps_all_of_it() -> None:
     saved, tensors = when_compiled(ThreeParts, 16)
     of_samples = sorted(size // SAMPLES for size in saved if size % SAMPLES == 0)

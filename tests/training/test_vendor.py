@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import re
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import nn
 from bench.training.models import Family, families, family_of, known_models
 from bench.training.vendor import deepspeed_inside, torch_inside, transformers_inside, transformers_source
 from bench.training.vendor import known_integers as known_integers_inside
+from bench.training.vendor.kernel_rules import kernel_rules
 from bench.training.vendor.known_integers import known_integers
 from tests.training.models.small_mixers import small
 
@@ -235,6 +237,42 @@ def test_large_whole_numbers_take_no_memory_and_are_read_as_zero(monkeypatch: py
     assert read == (False, 4), gone(known_integers_inside, "contents cannot be read")
 
 
+FLOATS, HALVES = torch.ones(4, 8), torch.ones(8, 8, dtype=torch.bfloat16)
+PLACES = torch.zeros(4, dtype=torch.long)
+REFUSED: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]] = {
+    "linear": lambda made: F.linear(made(FLOATS), made(HALVES)),
+    "linear with a bias": lambda made: F.linear(made(FLOATS), made(HALVES), made(HALVES[0])),
+    "convolution": lambda made: F.conv1d(made(FLOATS), made(HALVES)[:, :4, None]),
+    "index_add": lambda made: made(FLOATS).index_add(0, made(PLACES), made(HALVES[:4])),
+    "index_copy_": lambda made: made(FLOATS).index_copy_(0, made(PLACES), made(HALVES[:4])),
+    "masked_fill": lambda made: made(HALVES).masked_fill(made(HALVES) > 0, torch.finfo(torch.float32).min),
+    "layer_norm": lambda made: F.layer_norm(made(FLOATS), (8,), made(HALVES[0]), made(HALVES[0])),
+    "group_norm": lambda made: F.group_norm(made(FLOATS), 2, made(HALVES[0]), made(HALVES[0])),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_operators_without_contents_refuse_what_kernels_refuse(call: str) -> None:
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    with pytest.raises(RuntimeError):
+        REFUSED[call](torch.clone)
+    with torch_inside.fake_tensors():
+        REFUSED[call](empty)  # if this fails, kernel_rules() need not refuse the call
+        with kernel_rules(), pytest.raises(RuntimeError, match=r"takes no tensors of|is too large"):
+            REFUSED[call](empty)
+
+
+def test_operators_without_contents_take_what_kernels_take() -> None:
+    with torch_inside.fake_tensors(), kernel_rules():
+        halves, floats = torch.empty(4, 8, dtype=torch.bfloat16), torch.empty(4, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert F.linear(floats, floats).dtype == torch.bfloat16
+        assert halves.masked_fill(halves > 0, float("-inf")).dtype == torch.bfloat16
+        assert (halves + floats).dtype == torch.float32
+
+
 def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:
     assert hasattr(torch.ops.aten, "_grouped_mm"), gone(torch_inside, "torch has no aten._grouped_mm")
     assert "_grouped_mm" in inspect.getsource(torch.nn.functional.grouped_mm), gone(
@@ -414,6 +452,37 @@ def test_t5_shares_its_head_whatever_its_configuration_says_and_a_separate_one_c
     transformers_inside.separate_head(model)
     assert model.lm_head.weight is not embedding
     assert model.decoder.embed_tokens.weight is model.encoder.embed_tokens.weight is embedding
+
+
+@pytest.mark.parametrize(("model_type", "unasked"), [("xlm", True), ("flaubert", True), ("gpt2", False)])
+def test_these_types_make_a_cache_for_every_pass(model_type: str, unasked: bool) -> None:
+    from transformers import CONFIG_MAPPING, AutoModel, Cache
+
+    sizes = {"vocab_size": 8, "emb_dim": 8, "n_embd": 8, "n_layers": 1, "n_layer": 1, "n_head": 1}
+    configuration = CONFIG_MAPPING[model_type](**sizes, n_heads=1, use_cache=False)
+    model = AutoModel.from_config(configuration)
+    block = (model.attentions if unasked else model.h)[0]
+    transformers_inside.hand_no_caches(model, [block])
+    hooked = bool(block._forward_pre_hooks)
+    given: list[Any] = []
+    block.register_forward_pre_hook(lambda _, args, named: given.extend(named.values()), with_kwargs=True)
+    model(torch.zeros(1, 2, dtype=torch.long))
+    caches = [one for one in given if isinstance(one, Cache)]
+    assert (hooked, caches) == (unasked, []), gone(transformers_inside, "another forward makes the cache")
+
+
+@pytest.mark.parametrize(("model_type", "sees"), [("rembert", True), ("roformer", True), ("bert", False)])
+def test_a_token_sees_those_that_follow_where_no_position_is_hidden(model_type: str, sees: bool) -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    configuration = CONFIG_MAPPING[model_type](**sizes, is_decoder=True, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(configuration).eval()
+    with torch.no_grad():
+        before, after = (model(torch.tensor([[1, 2, last]])).logits[:, :2] for last in (3, 4))
+    assert transformers_source.hides_no_position(model_type) == sees == (not torch.equal(before, after)), (
+        gone(transformers_source, "another type hides no position")
+    )
 
 
 def test_masks_are_made_with_a_look_for_packed_samples() -> None:

@@ -33,10 +33,11 @@ from bench.training.models.footprint import (
     Block,
     CountedFootprint,
     CountedMemory,
-    FailsHalved,
+    Failing,
     Footprint,
 )
 from bench.training.models.model import Model, empty_batch
+from bench.training.models.position_tables import lower_position_tables
 from bench.training.models.repeated_blocks import (
     BlockKind,
     LongLoop,
@@ -53,6 +54,7 @@ from bench.training.models.stand_in import empty_operator
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 from bench.training.vendor.efficient_attention import gradient_of_bias, seen_bias, workspace
+from bench.training.vendor.kernel_rules import KernelRefuses, kernel_rules
 from bench.training.vendor.known_integers import known_integers
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ MOST_REASON = 160  # letters
 MOST_SECONDS = 60  # of the processor; after them, no further way of computing is counted
 HEADS_DIMENSIONS = 4  # of queries: samples, heads, positions, width
 NOT_FOLLOWED = (LookupError, LongLoop, UnlikeBlocks)  # which say that bench cannot count, not that code fails
-FAILS_HALVED = "its code fails where weights are in half precision"
+FAILS = {True: "its code fails where weights are in half precision", False: "its code fails under autocast"}
+READS = "a block reads what it computed"
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
@@ -111,6 +114,8 @@ def counted_memory(
     # over positions that they replace may take all of the time, and blocks like it are taken for such loops.
     in_order = sorted(asked, key=lambda way: way.compiled if kernels_of_attention else not way.kernels)
     found = {way: counting.footprint(way) for way in in_order}
+    failing = {(one.kernels, one.halved): one.reason for one in counting.failing()}
+    found = {way: failing.get((way.kernels, way.halved), one) for way, one in found.items()}
     for reason in dict.fromkeys(one for one in found.values() if isinstance(one, str)):
         tell(f"its memory is not counted{_which(found, reason)}: {reason}")
     footprints = (
@@ -118,7 +123,7 @@ def counted_memory(
         for way in asked
         if not isinstance(footprint := found[way], str)
     )
-    return CountedMemory(tuple(footprints), tuple(counting.failing))
+    return CountedMemory(tuple(footprints), tuple(counting.failing()))
 
 
 def _which(found: Mapping[Way, Footprint | str], reason: str) -> str:
@@ -128,6 +133,8 @@ def _which(found: Mapping[Way, Footprint | str], reason: str) -> str:
         return ""
     words = {"kernels": "kernels", "halved": "half weights", "compiled": "compiled blocks"}
     common = [text for field, text in words.items() if all(getattr(way, field) for way in without)]
+    if not any(way.halved for way in without) and all(way in without for way in found if not way.halved):
+        return " without half weights"
     return f" with {' and '.join(common)}" if common else " in some settings"
 
 
@@ -140,7 +147,7 @@ class _Ways:
     blocks_of: BlocksOf
     shared: bool  # whether ways know of each other's kinds of blocks
     counts: dict[tuple[bool, bool], _Count | str] = field(default_factory=dict)
-    failing: list[FailsHalved] = field(default_factory=list)
+    errors: dict[tuple[bool, bool], str] = field(default_factory=dict)  # of the model's code
 
     def __post_init__(self) -> None:
         self.deadline = process_time() + MOST_SECONDS
@@ -157,12 +164,10 @@ class _Ways:
             return count
         if way.compiled and count.loops_long:  # no compiler takes such a loop apart in time
             return "a block loops over positions"
-        if way.compiled and count.reads:
-            return "a block reads what it computed"
         try:
             return count.footprint(compiled=way.compiled)
         except Exception as error:  # an architecture's code may raise anything; this way stays uncounted
-            return _reason(error)
+            return READS if torch_inside.needs_contents(error) else _reason(error)
 
     def _count(self, way: Way) -> _Count | str:
         key = way.kernels, way.halved
@@ -177,14 +182,23 @@ class _Ways:
                 self.counts[key] = _reason(error)
             except Exception as error:  # an architecture's code may raise anything
                 self.counts[key] = _reason(error)
-                if isinstance(self.counts.get((way.kernels, False)), _Count):
-                    self.counts[key] = f"{FAILS_HALVED}: {_reason(error)}"
-                    self.failing.append(FailsHalved(way.kernels, f"{FAILS_HALVED}: {_reason(error)}"))
+                # The CPU's autocast casts fewer operations than a GPU's, so that its other errors say little.
+                if way.halved or isinstance(error, KernelRefuses):
+                    self.errors[key] = _reason(error)
         return self.counts[key]
+
+    def failing(self) -> list[Failing]:
+        """Return where the code failed with weights in one precision, and computed with the other one."""
+        return [
+            Failing(kernels, halved, f"{FAILS[halved]}: {reason}")
+            for (kernels, halved), reason in self.errors.items()
+            if isinstance(self.counts.get((kernels, not halved)), _Count)
+        ]
 
 
 def _reason(error: Exception) -> str:
-    named = "" if type(error) is LookupError else f"{type(error).__name__}: "  # which this module raises
+    own = LookupError, KernelRefuses  # whose texts are sentences of bench
+    named = "" if type(error) in own else f"{type(error).__name__}: "
     return one_line(f"{named}{error}")[:MOST_REASON]
 
 
@@ -293,12 +307,14 @@ class _Count:
         )
         with known.fake, known_integers() if reads else nullcontext():
             torch_inside.make_fake(module, half if halved else None)
+            if halved and half:
+                lower_position_tables(module, half)
             batch = empty_batch(model, samples, half if half and halved else torch.float32)
             count._run(batch, model.recipe.aim)
         return count
 
     def _run(self, batch: Mapping[str, Tensor], aim: Objective) -> None:
-        with self._rules(), _keeping(self.samples) as kept:
+        with self._rules(), kernel_rules(), _keeping(self.samples) as kept:
             for block in self.parts:
                 block.forward = self._instead_of(block, block.forward, kept)
             found = aim.answer(self.module, batch)
@@ -399,7 +415,7 @@ class _Count:
 
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
         """Call the first block of a kind; return the first tensor of its result."""
-        with self._rules(), known_integers() if self.reads else nullcontext():
+        with self._rules():
             return tensors_of(kind.first.forward.__wrapped__(*arguments, **keywords))[0]
 
     def _backward(self, kind: _Kind) -> int:
@@ -407,7 +423,8 @@ class _Count:
         if kind.backward is not None:
             return kind.backward
         arguments, keywords = copied((kind.arguments, dict(kind.keywords)))
-        found, peak = self._call(kind, arguments, keywords), 0
+        with known_integers() if self.reads else nullcontext():
+            found, peak = self._call(kind, arguments, keywords), 0
         if found.requires_grad:  # otherwise every weight up to here is frozen
             gradient = found.detach().clone()
             with torch_inside.live_bytes(self.samples) as live:

@@ -255,20 +255,29 @@ def _fp8_layers(model: Model, family: TransformersFamily) -> tuple[int, int]:
 def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
     objective = model.recipe.objective
     able = [name for name, kind in kinds().items() if transformers_inside.can_build(kind, configuration)]
-    if configuration.is_encoder_decoder and "causal-lm" in able:  # the class for it is the decoder alone
+    no_causal = _why_not_causal(model, configuration)
+    if no_causal and "causal-lm" in able:
         able.remove("causal-lm")
-    if objective == "causal-lm" and configuration.is_encoder_decoder:
+    if objective not in able:
+        found = no_causal if no_causal and objective == "causal-lm" else f'"{objective}" does not fit'
         allowed = ", ".join(able) or "none: transformers has no class of it that bench trains"
-        found = f'"causal-lm" would train the decoder of {model.family} alone'
         yield Mistake(f"{path}/recipe/objective", found, f"allowed: {allowed}")
-    elif objective not in able:
-        allowed = ", ".join(able) or "none: transformers has no class of it that bench trains"
-        yield Mistake(f"{path}/recipe/objective", f'"{objective}" does not fit', f"allowed: {allowed}")
+        return
     sees_all = "masked-lm" in able and not configuration.is_encoder_decoder
-    is_decoder = transformers_inside.value_of(configuration, "is_decoder")
-    if objective == "causal-lm" and sees_all and is_decoder is False:
-        found = f"false: a token of {model.family} sees those that follow"
-        yield Mistake(f"{path}/architecture/is_decoder", found, "allowed for causal-lm: true")
+    for field in ("is_decoder", "causal"):
+        value = transformers_inside.value_of(configuration, field)
+        if objective == "causal-lm" and sees_all and value is False:
+            found = f"false: a token of {model.family} sees those that follow"
+            yield Mistake(f"{path}/architecture/{field}", found, "allowed for causal-lm: true")
+
+
+def _why_not_causal(model: Model, configuration: Any) -> str | None:
+    """Return why a type's class for causal language models, if there is one, trains something else."""
+    if configuration.is_encoder_decoder:
+        return f'"causal-lm" would train the decoder of {model.family} alone'
+    if transformers_source.hides_no_position(model.family):
+        return f'"causal-lm": in transformers, a token of {model.family} sees those that follow'
+    return None
 
 
 def _unread_fields(model: Model, configuration: Any) -> list[str]:

@@ -103,10 +103,11 @@ class CountedFootprint:
 
 
 @dataclass(frozen=True, slots=True)
-class FailsHalved:
-    """Why a model's code cannot compute with weights in half precision, with kernels or without."""
+class Failing:
+    """Why a model's code cannot compute in half precision in a way, though it can in the other one."""
 
     kernels: bool
+    halved: bool  # weights in half precision; otherwise autocast casts what the code multiplies
     reason: str
 
 
@@ -115,7 +116,7 @@ class CountedMemory:
     """The footprints of a model that were counted, and what its code was found to be unable to do."""
 
     footprints: tuple[CountedFootprint, ...]
-    failing: tuple[FailsHalved, ...] = ()
+    failing: tuple[Failing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +129,18 @@ class Counted:
     head_backward: int | None = None  # of the head's products in the backward pass; None: twice `head`
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
     shapes: OperationShapes = later(OperationShapes())
-    failing: tuple[FailsHalved, ...] = later(())
+    failing: tuple[Failing, ...] = later(())
 
     def why_not(self, model: Model, setting: Setting) -> str | None:
         """Return why the model's code fails in a setting; None if it does not, or if nobody tried.
 
-        Autocast casts what the code multiplies. Without it, code that mixes precisions fails.
+        Autocast casts what the code multiplies. Without it, code that mixes precisions fails; with it, code
+        that expects the precision of its weights.
         """
-        if lowered(model) == FP32 or autocasts(model, setting):
+        if lowered(model) == FP32:
             return None
-        kernels = "kernels" in setting
-        return next((one.reason for one in self.failing if one.kernels == kernels), None)
+        way = "kernels" in setting, not autocasts(model, setting)
+        return next((one.reason for one in self.failing if (one.kernels, one.halved) == way), None)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
         """Find the footprint counted with a setting's kernels, compilation and dtype; None if none was.

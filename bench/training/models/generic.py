@@ -143,6 +143,7 @@ class TransformersFamily(Family):
             transformers_inside.drop_mask_tokens(module)
         if model.architecture.get("tie_word_embeddings") is False and "tokens" in model.recipe.aim.data:
             transformers_inside.separate_head(module)
+        transformers_inside.hand_no_caches(module, self.blocks(module))
         if torch.get_default_dtype() == torch.float32:  # otherwise weights are wanted in half precision
             module.float()
         return module.train()

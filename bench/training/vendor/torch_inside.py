@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.training.lifetimes import BlockTensors
+
 if TYPE_CHECKING:
     from datetime import timedelta
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor, nn
 
-    from bench.training.lifetimes import BlockTensors
 
 # Modules that the first compilation imports. Relies on: their private names, for `import_module`; the process
 # that imports them ahead ignores a failure, so a renamed module costs one second per trial.
@@ -296,7 +297,8 @@ def tensors_when_compiled(
     compiled = aot_function(computed, _unchanged, _unchanged, partition, select_decomp_table())
     with suppress(_Partitioned), _use_lazy_graph_module(True):
         compiled(*weights.values(), *(values[i] for i in places))
-    return [*sizes.values()], found[-1]
+    # The compiler partitions nothing where no weight up to here is trained.
+    return [*sizes.values()], found[-1] if found else BlockTensors(0, ())
 
 
 def import_partitioner() -> None:

@@ -348,6 +348,33 @@ def drop_mask_tokens(module: nn.Module) -> None:
             part.mask_token = None
 
 
+def hand_no_caches(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Let blocks get no cache from code that makes one for every pass, whether it was asked to or not.
+
+    Relies on: `Cache` of cache_utils, and `use_cache`, which the `forward` of other models asks before it
+    makes one. Why: a block that is called twice, to compute it again, would find the keys of the first call
+    in XLM's and FlauBERT's cache. No issue known.
+    Remove when XLM and FlauBERT read `use_cache`.
+    """
+    from transformers import PreTrainedModel
+    from transformers.cache_utils import Cache
+
+    def without(_block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        kept = {name: None if isinstance(value, Cache) else value for name, value in named.items()}
+        return tuple(None if isinstance(value, Cache) else value for value in given), kept
+
+    bodies = (part for part in module.modules() if isinstance(part, PreTrainedModel))
+    if any(_makes_unasked_cache(type(body).forward) for body in bodies):
+        for block in blocks:
+            block.register_forward_pre_hook(without, with_kwargs=True)
+
+
+@cache
+def _makes_unasked_cache(forward: Callable[..., Any]) -> bool:
+    code = inspect.getsource(forward)
+    return "Cache(" in code and "use_cache" not in code
+
+
 def separate_head(module: nn.Module) -> None:
     """Give the head weights of its own, in place, if it shares those of the embedding.
 

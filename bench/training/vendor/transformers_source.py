@@ -79,7 +79,23 @@ def why_not_fused(model_type: str) -> str | None:
         return f"transformers' {model_type} takes no fused attention"
     if "softcap=" in code:  # transformers passes the cap to fused attention, which ignores it
         return f"{model_type} caps attention's scores, which fused attention cannot do"
+    if "create_causal_mask(" in code and "is_causal: bool = False" in code and "is_causal=" not in code:
+        return f"no attention of {model_type} is told to be causal, and fused attention gets no causal mask"
+    if _makes_other_masks(code):
+        return f"attention of {model_type} adds to a causal mask, and fused attention gets none"
     return None
+
+
+@cache
+def _makes_other_masks(code: str) -> bool:
+    """Whether attention gives the function that it looks up another mask, made by a method from its own."""
+    made = r"(\w+) = self\.\w+\([^()]*\battention_mask=attention_mask\b"
+    return any(
+        re.search(rf"\battention_mask={name}\b", body)
+        for body in re.split(r"^class ", code, flags=re.MULTILINE)
+        if _attends(body)
+        for name in re.findall(made, body)
+    )
 
 
 MOST_STATES = 256  # of a channel in mamba-ssm's selective scan, csrc/selective_scan/selective_scan.cpp
@@ -515,6 +531,17 @@ def takes_registered_attention(model_type: str) -> bool:
     code = _source(model_type, "modeling")
     compared = re.search(r'_attn_implementation\s*(==|!=|in\b|not in\b).*"sdpa"', code)
     return not code or ("ALL_ATTENTION_FUNCTIONS" in code and compared is None)
+
+
+def hides_no_position(model_type: str) -> bool:
+    """Whether the type's code asks transformers for masks that hide no position, and for no other ones.
+
+    Its class for causal language models is then none, whatever `is_decoder` says: a token sees those that
+    follow. False if the source cannot be read.
+    """
+    code = _source(model_type, "modeling")
+    causal = r"create_\w*causal_mask|causal_mask\b|is_causal=|\btri[lu]\("
+    return "create_bidirectional_mask(" in code and re.search(causal, code) is None
 
 
 def reads_field(model_type: str, field: str) -> bool:

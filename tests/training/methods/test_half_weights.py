@@ -10,7 +10,7 @@ from bench.planning.plan import guided_settings, make_plan
 from bench.planning.prediction.candidates import candidates_of
 from bench.training.methods import known_methods, refusal
 from bench.training.models import Counted, Flops, Model, Parts, Precision, known_models
-from bench.training.models.footprint import FailsHalved
+from bench.training.models.footprint import Failing
 from bench.training.setting import Setting
 from tests.planning.test_plan import LLAMA, manifest
 from tests.targets import FOUR_H200, H200
@@ -42,7 +42,7 @@ def test_a_family_may_say_that_its_weights_stay_in_fp32(precision: Precision) ->
 
 
 REASON = "its code fails where weights are in half precision: RuntimeError: expected float"
-FAILING = Counted(Parts(1000, (1000,)), Flops(10**9), failing=(FailsHalved(False, REASON),))
+FAILING = Counted(Parts(1000, (1000,)), Flops(10**9), failing=(Failing(False, True, REASON),))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_setting_in_which_the_code_was_found_to_fail_is_refused(setting: Setti
 
 
 def test_the_plan_skips_it_with_the_reason_and_no_search_or_prediction_tries_it() -> None:
-    both = replace(FAILING, failing=(FailsHalved(False, REASON), FailsHalved(True, REASON)))
+    both = replace(FAILING, failing=(Failing(False, True, REASON), Failing(True, True, REASON)))
     asked = manifest(models=[LLAMA], methods="guided")
     plan = make_plan(asked, H200, {"llama-7b": both})
     assert {skip.reason for skip in plan.skipped} == {REASON}

@@ -182,6 +182,15 @@ def test_what_transformers_refuses_is_said_without_a_traceback() -> None:
     assert str(caught.value).startswith("mine: transformers refuses")
 
 
+def test_fused_attention_is_left_out_if_a_decoder_would_see_later_positions() -> None:
+    """UMT5's and Doge's attend causally by a mask alone, which fused attention does not get."""
+    said = "no attention of umt5 is told to be causal, and fused attention gets no causal mask"
+    assert TransformersFamily("umt5").missing_kernels("cpu") == said
+    said = "attention of doge adds to a causal mask, and fused attention gets none"
+    assert TransformersFamily("doge").missing_kernels("cpu") == said
+    assert TransformersFamily("t5").missing_kernels("cpu") is None
+
+
 @pytest.mark.parametrize(
     ("name", "fused"), [("llama", True), ("gemma3_text", True), ("deberta-v2", False), ("bloom", False)]
 )

@@ -249,7 +249,7 @@ def test_the_place_of_a_block_makes_no_kind_of_its_own(deep: None) -> None:
     assert [block.count for block in found.footprint.blocks][-2:] == [1, LAYERS - 1]
 
 
-@pytest.mark.parametrize("model_type", ["longformer", "dbrx", "funnel"])
+@pytest.mark.parametrize("model_type", ["longformer", "dbrx", "funnel", "flaubert"])
 def test_the_memory_of_code_that_reads_what_it_computed_is_what_autograd_keeps(model_type: str) -> None:
     model = small(model_type, (READING | {"funnel": "masked-lm"})[model_type])
     family = TransformersFamily(model_type)
@@ -257,6 +257,24 @@ def test_the_memory_of_code_that_reads_what_it_computed_is_what_autograd_keeps(m
     (found,) = counted_memory(model, build, family.blocks, [(False, [False])]).footprints
     kept = kept_bytes_a_sample(family, build("eager"), model)
     assert found.footprint.kept(checkpointing=False) == pytest.approx(kept, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reasons"),
+    [
+        ("flaubert", []),  # reads before its blocks how long the samples are
+        ("dbrx", ["its memory is not counted: a block reads what it computed"]),
+    ],
+)
+def test_compiled_blocks_are_counted_unless_they_read_what_they_computed(
+    model_type: str, reasons: list[str]
+) -> None:
+    model, said = small(model_type, READING[model_type]), list[str]()
+    family = TransformersFamily(model_type)
+    build = partial(family.build_with, model)
+    found = counted_memory(model, build, family.blocks, [(False, [True])], tell=said.append)
+    assert [one.compiled for one in found.footprints] == [True] * (not reasons)
+    assert said == reasons
 
 
 def test_experts_that_drop_tokens_have_no_counted_memory_and_a_reason() -> None:
@@ -279,6 +297,19 @@ def test_a_model_that_cannot_compute_with_half_weights_has_a_reason_for_them() -
     assert reason.startswith(f"{begins}RuntimeError: expected scalar")
     assert [one.kernels for one in counts.failing] == [False, True]
     assert counts.why_not(model, ("half-weights",)) == reason.partition(" with half weights: ")[2]
+
+
+def test_a_model_that_cannot_compute_under_autocast_has_a_reason_for_that() -> None:
+    """DeBERTa fills scores in half precision with the least number of its queries, which are in fp32."""
+    model, said = small("deberta", "masked-lm", precision="bf16"), list[str]()
+    counts = counted(model, tell=said.append)
+    assert {one.halved for one in counts.footprints} == {True}
+    (reason,) = said
+    begins = "its memory is not counted without half weights: its code fails under autocast: -3.4"
+    assert reason.startswith(begins)
+    assert [(one.kernels, one.halved) for one in counts.failing] == [(False, False)]
+    assert counts.why_not(model, ()) == reason.partition(" without half weights: ")[2]
+    assert counts.why_not(model, ("half-weights",)) is None
 
 
 def test_what_bench_cannot_count_is_nothing_that_fails() -> None:
