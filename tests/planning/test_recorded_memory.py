@@ -11,8 +11,8 @@ from bench.planning.caching_allocator import MemoryBlock
 from bench.planning.recorded_memory import PRODUCTS, Reserved, reserved_memory
 from bench.training.models import Model, Parts, known_models
 from bench.training.models.footprint import Block, Footprint
-from bench.training.models.shipped_counts import shipped_counts
 from bench.training.models.zoo import zoo_model
+from tests.planning.swin_with_stages import counts_with_stages
 
 MIB = 2**20
 RECORDED = ("kernels", "compile-blocks", "cuda-graphs")
@@ -150,8 +150,7 @@ def test_each_stage_of_swin_adds_what_the_driver_reported(monkeypatch: pytest.Mo
     monkeypatch.setattr(recorded_memory._RunningBlock, "backward", backward)
     found = zoo_model("swin-tiny")
     assert found
-    counts = shipped_counts(found.model)
-    assert counts
+    counts = counts_with_stages()
     footprint = counts.footprint(found.model, RECORDED)
     assert footprint
     recorded_memory._reserved.cache_clear()
