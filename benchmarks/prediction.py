@@ -54,7 +54,7 @@ from bench.training.models import Counted, Model, Precision, counts_by_formula, 
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.models.shipped_counts import digest_of, shipped_counts
 from bench.training.setting import Setting
-from tests.planning import swin_with_stages
+from tests.planning.swin_with_stages import counts_as_measured
 from tests.planning.test_memory import named
 
 ROOT = Path(__file__).parents[1]
@@ -150,8 +150,7 @@ def own_rows() -> Iterator[Row]:
             if gpu is None or trial.estimate is None or not known_methods().keys() >= {*trial.setting}:
                 continue
             model = next(one for one in results.models if one.name == trial.model)
-            with_stages = model.name == "swin-tiny" and named(path) in swin_with_stages.MEASURED
-            counts = swin_with_stages.counts_with_stages() if with_stages else counts_of(model)
+            counts = counts_as_measured(named(path), model) or counts_of(model)
             if why_unpredicted(model, trial.setting):
                 continue
             work = work_of(model, trial.setting, trial.gpus, counts)

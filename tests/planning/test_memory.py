@@ -24,7 +24,7 @@ from bench.training.models.generic import TransformersFamily, _parts
 from bench.training.models.paper_code import find_model
 from bench.training.models.shipped_counts import digest_of, shipped_counts
 from bench.training.setting import Setting, halves_weights, in_group
-from tests.planning import swin_with_stages
+from tests.planning.swin_with_stages import counts_as_measured
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -112,9 +112,7 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_10_perce
         graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})
         if trial.estimate and not graphs and known_methods().keys() >= {*trial.setting}:
             model = next(one for one in results.models if one.name == trial.model)
-            counts = counts_of_brought(model, trial.setting)
-            if model.name == "swin-tiny" and named(path) in swin_with_stages.MEASURED:
-                counts = swin_with_stages.counts_with_stages()
+            counts = counts_as_measured(named(path), model) or counts_of_brought(model, trial.setting)
             predicted = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus, counts)
             assert predicted is not None
             if named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting:

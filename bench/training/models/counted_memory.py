@@ -114,8 +114,9 @@ def counted_memory(
     # over positions that they replace may take all of the time, and blocks like it are taken for such loops.
     in_order = sorted(asked, key=lambda way: way.compiled if kernels_of_attention else not way.kernels)
     found = {way: counting.footprint(way) for way in in_order}
-    failing = {(one.kernels, one.halved): one.reason for one in counting.failing()}
-    found = {way: failing.get((way.kernels, way.halved), one) for way, one in found.items()}
+    failing = counting.failing()
+    why = {(one.kernels, one.halved): one.reason for one in failing}
+    found = {way: why.get((way.kernels, way.halved), one) for way, one in found.items()}
     for reason in dict.fromkeys(one for one in found.values() if isinstance(one, str)):
         tell(f"its memory is not counted{_which(found, reason)}: {reason}")
     footprints = (
@@ -123,7 +124,7 @@ def counted_memory(
         for way in asked
         if not isinstance(footprint := found[way], str)
     )
-    return CountedMemory(tuple(footprints), tuple(counting.failing()))
+    return CountedMemory(tuple(footprints), tuple(failing))
 
 
 def _which(found: Mapping[Way, Footprint | str], reason: str) -> str:
@@ -306,10 +307,11 @@ class _Count:
             module, blocks_of(module), autocast, known, samples, reads, long=long or {}, short=short
         )
         with known.fake, known_integers() if reads else nullcontext():
-            torch_inside.make_fake(module, half if halved else None)
-            if halved and half:
-                lower_position_tables(module, half)
-            batch = empty_batch(model, samples, half if half and halved else torch.float32)
+            lowered = half if halved else None
+            torch_inside.make_fake(module, lowered)
+            if lowered:
+                lower_position_tables(module, lowered)
+            batch = empty_batch(model, samples, lowered or torch.float32)
             count._run(batch, model.recipe.aim)
         return count
 

@@ -521,8 +521,13 @@ def _plain(model_type: str, name: str) -> Callable[..., Any]:
 def _functions_of_mixers(model_type: str) -> Mapping[str, Callable[..., Any]]:
     """Return the functions that a mixer calls, as transformers has them. The first call precedes changes."""
     module = import_module(modeling_module(model_type))
+    return {name: getattr(module, name) for name in _names_of_functions(model_type, module)}
+
+
+def _names_of_functions(model_type: str, module: Any) -> list[str]:
+    """Return the names of the functions that a mixer calls, those of its convolution and its scan last."""
     names = MAMBA2_FUNCTIONS if model_type in MAMBA2_MIXERS else MAMBA_FUNCTIONS
-    return {name: getattr(module, name) for name in names if hasattr(module, name)}
+    return [name for name in names if hasattr(module, name)]
 
 
 def mamba2_kernel() -> Callable[..., Any]:
@@ -571,12 +576,10 @@ def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
         module: Any = sys.modules.get(modeling_module(model_type))
         if module is None:
             continue
-        of_mamba2 = model_type in MAMBA2_MIXERS
-        names = [
-            name for name in (MAMBA2_FUNCTIONS if of_mamba2 else MAMBA_FUNCTIONS) if hasattr(module, name)
-        ]
+        names = _names_of_functions(model_type, module)
         *inner, convolve, scan = functions = [getattr(module, name) for name in names]
-        if of_mamba2 and isinstance(inner[0], partial):  # a kernel of `scan_mamba2_by` has the parts' kernels
+        # A kernel of `scan_mamba2_by` has the parts' kernels.
+        if model_type in MAMBA2_MIXERS and isinstance(inner[0], partial):
             _, convolve, scan = _functions_of_mixers(model_type).values()
         before += ((module, name, function) for name, function in zip(names, functions, strict=True))
         parts = (

@@ -126,7 +126,7 @@ def test_loss_and_gradients_by_the_kernels_are_those_of_the_plain_code(
 def test_falcon_mamba_never_trains_by_the_function_for_the_whole_mixer(
     kernels: bool, calls: list[tuple[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without torch.compile, transformers takes that function where mamba-ssm can be imported."""
+    """Transformers takes that function without torch.compile, where mamba-ssm can be imported."""
     model = small("falcon_mamba")
     expected = gradients(model, kernels=False)
     module = import_module(transformers_inside.modeling_module("falcon_mamba"))
