@@ -19,7 +19,7 @@ MEASURED := results/settings-h200 results/every-setting-2xh100
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint docs lock lock-wheels lock-dry-run release gallery notebooks graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-hour bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
+.PHONY: quickstart test test-fast test-e2e test-sweeps lint docs lock lock-wheels lock-dry-run release gallery notebooks graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-hour bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,16 +41,20 @@ quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print
 	$(BIN)/bench run manifests/quickstart.json --out out/quickstart
 	$(BIN)/bench verify out/quickstart/*.tar
 
-test: $(STAMP)  ## all tests but the end-to-end ones
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/e2e -m "not e2e"
+test: $(STAMP)  ## all tests but the end-to-end ones and the sweeps
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/e2e -m "not e2e and not sweep"
 
 test-fast: $(STAMP)  ## tests without those that take more than a few seconds
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/e2e -m "not slow and not e2e"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/e2e -m "not slow and not e2e and not sweep"
 
 test-e2e: $(STAMP) $(DOCS)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
 	# Only files with such tests are named, because each process imports all that it is given.
 	$(BIN)/python -m pytest -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --timeout 1800 -m e2e \
 		$$(grep -rl --include='test_*.py' 'mark\.e2e' tests | sort)
+
+test-sweeps: $(STAMP)  ## models, methods and devices in many combinations, compiled and trained
+	$(BIN)/python -m pytest -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --timeout 1800 -m sweep \
+		$$(grep -rl --include='test_*.py' 'mark\.sweep' tests | sort)
 
 docs: $(DOCS)  ## the documentation as a site, in out/site; every link is checked
 	$(BIN)/python -m website --out out/site

@@ -47,7 +47,7 @@ PYTEST = (
     "no:cacheprovider",
     "--hypothesis-seed=0",
     "-m",
-    "not slow and not e2e",
+    "not slow and not e2e and not sweep",
 )
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -42,8 +43,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with SIGHUP
 gc.disable()  # while modules are imported and tests collected: millions of objects, all of which stay
 
-# The slowest files of end-to-end tests, in the order in which they start: by processor time, and for how long
-# they wait. All other end-to-end tests come later, so that none of these slow files runs alone at the end.
+# The slowest files of end-to-end tests and of sweeps, in the order in which they start: by processor time,
+# and by how long they wait. All others come later, so that none of these runs alone at the end.
 # Those that use the image come after the file that builds it, by several others: they would wait for it.
 FIRST = (
     "tests/e2e/test_image.py", "tests/e2e/test_push.py", "tests/runner/test_parallel.py",
@@ -68,7 +69,7 @@ _seconds: defaultdict[str, float] = defaultdict(float)  # that end-to-end tests 
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if "e2e" in report.keywords:
+    if not {"e2e", "sweep"}.isdisjoint(report.keywords):
         _seconds[report.nodeid.partition("::")[0]] += report.duration
 
 
@@ -89,12 +90,22 @@ def late_files(seconds: Mapping[str, float]) -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        if item.get_closest_marker("e2e") is None:
+        if item.get_closest_marker("e2e") is None and item.get_closest_marker("sweep") is None:
             return -1  # other tests keep their order and come first
         file = item.nodeid.partition("::")[0]
         return FIRST.index(file) if file in FIRST else len(FIRST)
 
     items.sort(key=place)
+
+
+SWEEPS_END = "BENCH_TESTS_SWEEPS_END"  # variable with the time in seconds after which no sweep's test begins
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test of a sweep if the time for sweeps is over: those of a slow machine would have no end."""
+    if item.get_closest_marker("sweep") and time.time() > float(os.environ.get(SWEEPS_END, "inf")):
+        pytest.skip("no time was left for this combination")
 
 
 def pytest_collection_finish() -> None:

@@ -17,6 +17,7 @@ from bench.base.errors import VerificationFailed
 from bench.cli.main import main
 from bench.library.verify import CheckedBundle
 from bench.node_check.check_results import CheckContents
+from tests.archives import extract_all
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "tests" / "vectors" / "forged_bundles.tar.xz"
@@ -76,7 +77,7 @@ CHECKS = {  # node checks, with what the shipped profile makes of them
 def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forged")
     with tarfile.open(ARCHIVE) as tar:
-        tar.extractall(folder, filter="data")
+        extract_all(tar, folder)
     return folder
 
 

@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.report import made
 from tests.warm import quick_python
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("zero_operators")]
+pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("zero_operators")]
 
 ROOT = Path(__file__).parents[2]
 TIMING = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2}

@@ -67,20 +67,20 @@ def test_a_file_trains_with_an_ordinary_python(tmp_path: Path) -> None:
     equal(trial_of("tiny-gpt-neox"), tmp_path, cold=True)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TINY[1:])
 def test_every_family_trains_alike(name: str, tmp_path: Path) -> None:
     equal(trial_of(name), tmp_path)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("model", [LLAMA, T5, WHISPER], ids=lambda model: model.name)
 @pytest.mark.parametrize("setting", [(), ("kernels", "checkpointing")])
 def test_models_of_transformers_train_alike(model: Model, setting: tuple[str, ...], tmp_path: Path) -> None:
     equal(replace(trial_of("tiny-gpt-neox", setting), model=model), tmp_path)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "setting", "recipe", "tolerance"),
     [
@@ -101,7 +101,7 @@ def test_every_method_trains_alike(
     equal(trial_of(name, setting, **recipe), tmp_path, tolerance)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.usefixtures("zero_operators")
 @pytest.mark.parametrize(
     ("name", "setting", "precision"),
@@ -120,7 +120,7 @@ def test_two_processes_train_alike(
     equal(trial_of(name, setting, gpus=2, precision=precision), tmp_path, tolerance)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("setting", "gpus", "precision"),
     [((), 1, "fp16"), (("half-weights",), 1, "bf16"), (("fsdp-2",), 2, "fp32")],

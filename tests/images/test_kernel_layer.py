@@ -33,6 +33,7 @@ from bench.images.sbom import python_versions
 from bench.images.variants import find_variant
 from bench.runner.run.bundle_parts import surroundings
 from bench.signing.ssh_keys import PublicKey
+from tests.archives import extract_all
 from tests.authority import RUN_KEY
 from tests.environment.made_wheels import make_wheel, sha256_of
 from tests.images.made_up_images import layer as tar_of
@@ -97,7 +98,7 @@ def test_the_digest_is_the_sha256_of_the_file_and_the_same_wherever_it_is_made(
 
 def test_what_a_layer_has_can_be_imported(layer: KernelLayer, tmp_path: Path) -> None:
     with tarfile.open(layer.path) as archive:
-        archive.extractall(tmp_path / "root", filter="data")
+        extract_all(archive, tmp_path / "root")
     script = "import mamba_ssm, causal_conv1d, selective_scan_cuda; from importlib import metadata as m; "
     script += "print(selective_scan_cuda.__doc__, m.version('mamba-ssm'))"
     command = [sys.executable, "-c", script]
@@ -367,7 +368,7 @@ def test_a_bundle_lists_the_wheels_of_the_layer_that_the_run_was_in(
 ) -> None:
     root = tmp_path / "root"
     with tarfile.open(layer.path) as archive:
-        archive.extractall(root, filter="data")
+        extract_all(archive, root)
     assert surroundings(tmp_path, root) == {}
     listed = root / "usr/share/bench/sbom.cdx.json"
     listed.write_text(json.dumps({"components": [TORCH]}))

@@ -13,6 +13,7 @@ import pytest
 
 import bench
 from bench.push.image_store import ImageStore
+from tests.archives import extract_all
 
 ROOT = Path(bench.__file__).parent
 FOLDER = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "packages").glob("*.py"))
@@ -40,7 +41,7 @@ def test_the_program_that_assembles_images_is_sent_with_all_that_it_imports(tmp_
     data = ImageStore(lambda text: None).assembler()
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         assert sorted(archive.getnames()) == [f"bench/{name}" for name in SENT]
-        archive.extractall(tmp_path, filter="data")
+        extract_all(archive, tmp_path)
     script = "import bench.images.assemble as a, sys; print(a.__file__, *sys.modules)"
     command = [sys.executable, "-S", "-c", script]  # without any folder of packages
     done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)

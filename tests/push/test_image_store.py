@@ -23,6 +23,7 @@ from bench.images.variants import images
 from bench.packages.package_index import PackageFile
 from bench.push import image_store
 from bench.push.image_store import ImageStore, Shippable
+from tests.archives import extract_all
 from tests.images.made_up_images import make_image
 
 FILES = {"usr/a": b"one" * 2000, "usr/b": b"two" * 3000}
@@ -168,7 +169,7 @@ def test_the_code_of_bench_is_packed_once_without_compiled_files(made: Made) -> 
 
 def test_the_program_that_assembles_is_complete(made: Made, tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(made.store.assembler()), mode="r:gz") as archive:
-        archive.extractall(tmp_path / "code", filter="data")
+        extract_all(archive, tmp_path / "code")
     command = [sys.executable, "-B", "-c", "import bench.images.assemble as a; print(a.__file__)"]
     variables = {"PYTHONPATH": str(tmp_path / "code")}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True)

@@ -50,7 +50,7 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
 @pytest.fixture(autouse=True)
 def operators(request: pytest.FixtureRequest) -> None:
     """Have DeepSpeed's operators compiled for the end-to-end tests, many of which train with ZeRO."""
-    if request.node.get_closest_marker("e2e"):
+    if request.node.get_closest_marker("sweep"):
         request.getfixturevalue("zero_operators")
 
 
@@ -91,7 +91,7 @@ def agree(one: Measurement, several: Measurement) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [s if s in EVERYDAY else pytest.param(s, marks=pytest.mark.e2e) for s in memory_saving_settings(2)],
+    [s if s in EVERYDAY else pytest.param(s, marks=pytest.mark.sweep) for s in memory_saving_settings(2)],
     ids=lambda setting: "+".join(setting) or "ddp",
 )
 def test_two_devices_compute_what_one_computes(
@@ -103,7 +103,7 @@ def test_two_devices_compute_what_one_computes(
 
 @pytest.mark.parametrize(
     "setting",
-    [NAIVE, ("fsdp-3",), *(pytest.param((name,), marks=pytest.mark.e2e) for name in ("zero-2", "zero-3"))],
+    [NAIVE, ("fsdp-3",), *(pytest.param((name,), marks=pytest.mark.sweep) for name in ("zero-2", "zero-3"))],
     ids=lambda setting: "+".join(setting) or "ddp",
 )
 def test_two_devices_train_adapters_as_one_does(
@@ -119,7 +119,7 @@ def test_two_devices_train_adapters_as_one_does(
     assert two.master_dtype == "float32"
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", [name for name in families() if name != "gpt_neox"])
 @pytest.mark.parametrize("setting", [NAIVE, ("fsdp-3",), ("zero-3",)], ids=lambda s: "+".join(s) or "ddp")
 def test_every_family_trains_on_two_devices(
@@ -129,7 +129,7 @@ def test_every_family_trains_on_two_devices(
     agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("setting", [NAIVE, ("fsdp-3",), ("zero-3",)], ids=lambda s: "+".join(s) or "ddp")
 def test_a_diffusion_transformer_trains_on_two_devices(
     setting: Setting, supervisor: Supervisor, tmp_path: Path
@@ -142,7 +142,7 @@ def test_a_diffusion_transformer_trains_on_two_devices(
     agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("setting", [("compile-blocks", "fsdp-3"), ("compile",)], ids="+".join)
 def test_compiled_models_train_on_two_devices(
     setting: Setting, supervisor: Supervisor, tmp_path: Path
@@ -151,7 +151,7 @@ def test_compiled_models_train_on_two_devices(
     agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 def test_half_weights_on_two_devices_compute_what_they_do_on_one(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
@@ -178,7 +178,7 @@ def test_two_devices_update_as_one_does_with_every_optimizer(
     assert one.losses != alone(supervisor, tmp_path, small(TINY["gpt_neox"])).losses
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "setting", [NAIVE, ("half-weights",), ("fsdp-2",), ("fsdp-3",), ("zero-2",), ("zero-3",)], ids="+".join
 )
@@ -192,7 +192,7 @@ def test_a_recipe_in_fp8_on_two_devices_computes_what_it_does_on_one(
     assert several.gradient_norms == pytest.approx(one.gradient_norms, rel=3e-2)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("setting", [s for s in memory_saving_settings(1) if "offload" in s], ids="+".join)
 def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path: Path) -> None:
     model = small(TINY["gpt_neox"])
@@ -201,7 +201,7 @@ def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path:
 
 @pytest.mark.parametrize(
     "setting",
-    [("fsdp-2", "offload"), pytest.param(("zero-2", "offload"), marks=pytest.mark.e2e)],
+    [("fsdp-2", "offload"), pytest.param(("zero-2", "offload"), marks=pytest.mark.sweep)],
     ids="+".join,
 )
 def test_offloaded_gradients_are_added_up_in_every_timed_step(
@@ -218,7 +218,7 @@ ESM = {
 }  # fmt: skip
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "setting",
     [NAIVE, ("checkpointing",), ("compile-blocks",), ("fsdp-3",), ("zero-2",)],
@@ -237,7 +237,7 @@ def test_an_unused_weight_does_not_stop_training(
     agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 def test_a_compiled_head_accepts_the_output_of_its_body_under_zero(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:

@@ -158,7 +158,7 @@ def test_attention_has_kernels_on_a_cpu_too() -> None:
 
 def elsewhere(cases: Iterable[tuple[str, Setting]]) -> list[ParameterSet]:
     """Mark compiled families as end-to-end tests, because each takes a C++ compiler many seconds."""
-    return [pytest.param(*case, marks=pytest.mark.e2e) for case in cases]
+    return [pytest.param(*case, marks=pytest.mark.sweep) for case in cases]
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_a_compiled_model_computes_what_naive_computes(family: str, setting: Set
     torch.testing.assert_close(curve(model, setting, tmp_path), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", ["compile", "compile-blocks"])
 @pytest.mark.parametrize("beside", [(), ("checkpointing",)], ids="+".join)
 def test_compiled_half_weights_add_up_every_gradient(how: str, beside: Setting, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_checkpointing_drops_the_same_units_twice(family: str, tmp_path: Path) -
     )
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("setting", [("compile-blocks",), ("compile-blocks", "checkpointing")], ids="+".join)
 @pytest.mark.parametrize("family", ["roberta", "vit", "convnext"])
 def test_compiled_code_drops_the_same_units_in_the_backward_pass(

@@ -318,7 +318,7 @@ def test_gradients_are_those_of_the_recipe(setting: Setting, tmp_path: Path, wit
     agree(checked(llama(), setting, tmp_path))
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 def test_gradients_that_inductor_compiles_are_those_of_the_recipe(tmp_path: Path) -> None:
     """The setting with the most methods; its kernels take a C++ compiler most of a minute."""
     torch._dynamo.reset()

@@ -266,7 +266,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("program", "times"),
     [

@@ -147,7 +147,7 @@ EVERYDAY = ("llama", "bert")  # tracing takes seconds
 
 @pytest.mark.parametrize(
     "model",
-    [m if m.family in EVERYDAY else pytest.param(m, marks=pytest.mark.e2e) for m in UNMASKED],
+    [m if m.family in EVERYDAY else pytest.param(m, marks=pytest.mark.sweep) for m in UNMASKED],
     ids=named,
 )
 def test_no_attention_gets_a_mask_when_compiled(model: Model) -> None:

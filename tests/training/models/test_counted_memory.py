@@ -58,7 +58,7 @@ def footprint_bytes(counts: Counted, model: Model, setting: Setting) -> int:
         ("pythia-160m", "bf16"),
         ("roberta-large", "fp32"),
         *(
-            pytest.param(name, precision, marks=pytest.mark.e2e)
+            pytest.param(name, precision, marks=pytest.mark.sweep)
             for name, precision in (("pythia-160m", "fp32"), ("roberta-large", "bf16"), ("vit-l", "bf16"))
         ),
     ],
@@ -76,7 +76,7 @@ def test_counts_agree_with_the_formulas_of_known_families(name: str, precision: 
         assert found == pytest.approx(1, abs=0.05), setting
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["convnext-xl", "vit-l"])
 def test_counts_of_image_models_in_bf16_agree_with_formulas(name: str) -> None:
     """Checkpointing is left out: without its family's file, a block of ConvNeXt is a stage."""
@@ -114,7 +114,7 @@ EAGER = [
 
 @pytest.mark.parametrize(
     "model",
-    [m if m.family in EVERYDAY else pytest.param(m, marks=pytest.mark.e2e) for m in EAGER],
+    [m if m.family in EVERYDAY else pytest.param(m, marks=pytest.mark.sweep) for m in EAGER],
     ids=lambda model: model.family,
 )
 def test_counts_agree_with_what_autograd_keeps(model: Model) -> None:

@@ -95,7 +95,7 @@ print(answer(False), answer(True), answer(True), answer(True, compiled=True), an
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", ["preloaded", "fresh"])
 def test_mamba_is_fused_when_asked_and_only_then(how: str, tmp_path: Path) -> None:
     package = tmp_path / "mamba_ssm" / "ops"

@@ -99,7 +99,7 @@ def test_an_activation_keeps_what_its_formula_needs(name: str, precision: Precis
     assert {unpredicted(activation) for activation in ACTIVATIONS} == {unpredicted("gelu")}
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 @pytest.mark.parametrize("half_weights", [False, True], ids=["recipe", "half-weights"])
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_long_loop_counts_as_at_its_full_length(length: int) -> None:
     assert_counted_as_at_its_full_length(length)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 def test_a_loop_of_more_than_two_thousand_calls_counts_as_at_its_full_length() -> None:
     assert_counted_as_at_its_full_length(333)
 
@@ -154,7 +154,7 @@ def assert_counted_as_at_its_full_length(length: int) -> None:
     assert counted_work(model) == every
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 def test_the_memory_of_a_long_loop_is_that_of_its_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("jamba", "causal-lm", sequence_length=320, precision="bf16")
     family = TransformersFamily("jamba")

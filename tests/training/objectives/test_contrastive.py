@@ -248,7 +248,7 @@ def member(rank: int, folder: Path, one: Trial) -> None:
 @pytest.fixture
 def operators(request: pytest.FixtureRequest) -> None:
     """Have DeepSpeed's operators compiled for the end-to-end tests, which train with ZeRO."""
-    if request.node.get_closest_marker("e2e"):
+    if request.node.get_closest_marker("sweep"):
         request.getfixturevalue("zero_operators")
 
 
@@ -260,8 +260,8 @@ def operators(request: pytest.FixtureRequest) -> None:
         ("siglip", (), 2),
         ("clip", ("fsdp-3",), 2),
         ("siglip", ("half-weights",), 4),
-        pytest.param("clip", ("zero-1",), 2, marks=pytest.mark.e2e),
-        pytest.param("siglip", ("zero-3",), 4, marks=pytest.mark.e2e),
+        pytest.param("clip", ("zero-1",), 2, marks=pytest.mark.sweep),
+        pytest.param("siglip", ("zero-3",), 4, marks=pytest.mark.sweep),
     ],
 )
 @pytest.mark.usefixtures("operators")
