@@ -64,8 +64,8 @@ FIRST = (
     "tests/runner/test_run.py",
     "tests/e2e/test_push_assembled.py", "tests/release/test_release.py", "tests/e2e/test_push_ansible.py",
 )  # fmt: skip
-LONG_SECONDS = 120.0  # of a file with end-to-end tests: one that takes longer belongs in FIRST
-_seconds: defaultdict[str, float] = defaultdict(float)  # that end-to-end tests took, by file
+LONG_SECONDS = 120.0  # of a file with end-to-end tests or a sweep: one that takes longer belongs in FIRST
+_seconds: defaultdict[str, float] = defaultdict(float)  # that these tests took, by file
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -79,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def late_files(seconds: Mapping[str, float]) -> list[str]:
-    """Say which files take long and start late, the longest first, by what end-to-end tests took in each."""
+    """Say which files take long and start late, the longest first, by what its tests took."""
     late = {file: took for file, took in seconds.items() if took > LONG_SECONDS and file not in FIRST}
     return [
         f"{file} took {late[file]:.0f} s, and started late: name it in FIRST of tests/conftest.py, "

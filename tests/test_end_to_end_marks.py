@@ -1,32 +1,51 @@
-"""`make test-e2e` collects only test files in which the mark of end-to-end tests is written."""
+"""`make test-e2e` and `make test-sweeps` collect only test files in which their mark is written."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tests.conftest import FIRST, LONG_SECONDS, late_files
+import pytest
 
-MARK = "mark.e2e"
+from tests.conftest import FIRST, LONG_SECONDS, SWEEPS_END, late_files, pytest_runtest_setup
+
+MARKS = ("mark.e2e", "mark.sweep")
 
 
-def test_the_mark_of_end_to_end_tests_is_written_in_their_own_file() -> None:
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_mark_is_written_in_the_file_of_its_tests(mark: str) -> None:
     """Tests that got the mark from another module would be collected by no target."""
     modules = [path for path in Path(__file__).parent.rglob("*.py") if not path.name.startswith("test_")]
     assert len(modules) > 20
-    assert [path.name for path in modules if MARK in path.read_text(encoding="utf-8")] == []
+    assert [path.name for path in modules if f"pytest.{mark}" in path.read_text(encoding="utf-8")] == []
 
 
-def test_the_target_looks_for_the_mark() -> None:
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_target_looks_for_the_mark(mark: str) -> None:
     makefile = Path(__file__).parents[1] / "Makefile"
-    assert MARK.replace(".", r"\.") in makefile.read_text(encoding="utf-8")
+    assert mark.replace(".", r"\.") in makefile.read_text(encoding="utf-8")
 
 
-def test_the_files_that_start_first_have_end_to_end_tests() -> None:
+def test_the_files_that_start_first_have_marked_tests() -> None:
     """A file that was renamed would start last, and run alone at the end."""
     assert len(set(FIRST)) == len(FIRST)
     texts = {name: (Path(__file__).parents[1] / name).read_text(encoding="utf-8") for name in FIRST}
-    assert [name for name, text in texts.items() if MARK not in text] == []
+    assert [name for name, text in texts.items() if not any(mark in text for mark in MARKS)] == []
+
+
+def test_no_test_of_a_sweep_begins_when_its_time_is_over(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that takes the rest of the time that CI has would let nothing land."""
+    monkeypatch.setenv(SWEEPS_END, "1")
+    pytest_runtest_setup(request.node)  # other tests have no such time
+    request.node.add_marker(pytest.mark.sweep)
+    with pytest.raises(pytest.skip.Exception, match="no time was left"):
+        pytest_runtest_setup(request.node)
+    monkeypatch.setenv(SWEEPS_END, "99999999999")
+    pytest_runtest_setup(request.node)
+    monkeypatch.delenv(SWEEPS_END)
+    pytest_runtest_setup(request.node)
 
 
 def test_a_long_file_that_starts_late_is_named_at_the_end_of_a_run() -> None:
@@ -45,7 +64,7 @@ def test_make_test_need_not_import_the_folder_of_end_to_end_tests() -> None:
         path.name
         for path in (Path(__file__).parent / "e2e").glob("test_*.py")
         if not re.search(
-            rf"^pytestmark = \[?pytest\.{MARK}\b", path.read_text(encoding="utf-8"), re.MULTILINE
+            r"^pytestmark = \[?pytest\.mark\.(e2e|sweep)\b", path.read_text(encoding="utf-8"), re.MULTILINE
         )
     ]
     assert unmarked == []

@@ -49,7 +49,7 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
 
 @pytest.fixture(autouse=True)
 def operators(request: pytest.FixtureRequest) -> None:
-    """Have DeepSpeed's operators compiled for the end-to-end tests, many of which train with ZeRO."""
+    """Have DeepSpeed's operators compiled for the tests of sweeps, many of which train with ZeRO."""
     if request.node.get_closest_marker("sweep"):
         request.getfixturevalue("zero_operators")
 

@@ -157,7 +157,7 @@ def test_attention_has_kernels_on_a_cpu_too() -> None:
 
 
 def elsewhere(cases: Iterable[tuple[str, Setting]]) -> list[ParameterSet]:
-    """Mark compiled families as end-to-end tests, because each takes a C++ compiler many seconds."""
+    """Mark compiled families as a sweep, because each takes a C++ compiler many seconds."""
     return [pytest.param(*case, marks=pytest.mark.sweep) for case in cases]
 
 

@@ -247,7 +247,7 @@ def member(rank: int, folder: Path, one: Trial) -> None:
 
 @pytest.fixture
 def operators(request: pytest.FixtureRequest) -> None:
-    """Have DeepSpeed's operators compiled for the end-to-end tests, which train with ZeRO."""
+    """Have DeepSpeed's operators compiled for the tests of a sweep, which train with ZeRO."""
     if request.node.get_closest_marker("sweep"):
         request.getfixturevalue("zero_operators")
 
