@@ -480,8 +480,9 @@ def test_a_token_sees_those_that_follow_where_no_position_is_hidden(model_type: 
     model = AutoModelForCausalLM.from_config(configuration).eval()
     with torch.no_grad():
         before, after = (model(torch.tensor([[1, 2, last]])).logits[:, :2] for last in (3, 4))
-    assert transformers_source.hides_no_position(model_type) == sees == (not torch.equal(before, after)), (
-        gone(transformers_source, "another type hides no position")
+    found = transformers_source.sees_following_tokens(model_type)
+    assert found == sees == (not torch.equal(before, after)), gone(
+        transformers_source, "another type hides no position"
     )
 
 

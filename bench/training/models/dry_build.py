@@ -275,7 +275,7 @@ def _why_not_causal(model: Model, configuration: Any) -> str | None:
     """Return why a type's class for causal language models, if there is one, trains something else."""
     if configuration.is_encoder_decoder:
         return f'"causal-lm" would train the decoder of {model.family} alone'
-    if transformers_source.hides_no_position(model.family):
+    if transformers_source.sees_following_tokens(model.family):
         return f'"causal-lm": in transformers, a token of {model.family} sees those that follow'
     return None
 

@@ -533,11 +533,23 @@ def takes_registered_attention(model_type: str) -> bool:
     return not code or ("ALL_ATTENTION_FUNCTIONS" in code and compared is None)
 
 
-def hides_no_position(model_type: str) -> bool:
-    """Whether the type's code asks transformers for masks that hide no position, and for no other ones.
+# Types whose attention sees all tokens if it gets no mask; CPM-Ant and XLNet do with a mask of ones, too.
+SEE_ALL = frozenset({"cpmant", "moshi", "xlnet"})
 
-    Its class for causal language models is then none, whatever `is_decoder` says: a token sees those that
-    follow. False if the source cannot be read.
+
+def sees_following_tokens(model_type: str) -> bool:
+    """Whether a token sees those that follow it in the type's class for causal language models.
+
+    Their code tells it of types that ask transformers for no mask but those that hide no position, whatever
+    `is_decoder` says. SEE_ALL has the others, which tests find by small models of all types.
+    """
+    return model_type in SEE_ALL or _hides_no_position(model_type)
+
+
+def _hides_no_position(model_type: str) -> bool:
+    """Whether the type's code asks for masks that hide no position, and for no other ones.
+
+    False if the source cannot be read.
     """
     code = _source(model_type, "modeling")
     causal = r"create_\w*causal_mask|causal_mask\b|is_causal=|\btri[lu]\("

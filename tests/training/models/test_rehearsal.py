@@ -135,8 +135,6 @@ def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said(without_footprints
 @pytest.mark.parametrize(
     ("name", "given", "recipe"),
     [
-        # Positions have no limit, and code puts tensors on the CPU by itself.
-        ("xlnet", {"vocab_size": 1000, "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128}, CAUSAL),
         # Layers may override fields of the configuration.
         ("gemma4_text", GROUPED | {"head_dim": 16, "vocab_size_per_layer_input": 1000}, CAUSAL),
         # Code reads the mask, which replaced attention does not get.
