@@ -61,6 +61,7 @@ def manifest(
     return json.dumps({"schema": "bench/manifest/v1", "models": [entry], "methods": "naive", **more}).encode()
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("timm_beside_cpu_torch")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_trains_two_steps(family: str, tmp_path: Path) -> None:
