@@ -190,6 +190,7 @@ def test_a_module_of_ones_own_is_measured_verified_and_exported(tmp_path: Path) 
     assert trained.returncode == 0 and '"step": 2' in trained.stdout, trained.stderr
 
 
+@pytest.mark.sweep
 def test_every_objective_is_measured_verified_and_exported(tmp_path: Path) -> None:
     models = [
         replace(model_of(objective, cases[0][0], batch_size=4), name=objective)
