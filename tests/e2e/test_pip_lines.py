@@ -33,6 +33,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInIndex]:
         yield one
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("lines", list(all_reproduced()), ids=lambda lines: f"{len(lines.after)} packages")
 def test_lines_of_reproduce_make_the_packages_equal(
     lines: PrintedLines, index: StandInIndex, tmp_path: Path
