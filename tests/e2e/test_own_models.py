@@ -106,6 +106,7 @@ def measured(folder: Path, document: bytes, cold: bool = False) -> tuple[str, st
 TIMING = {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1, "loss_steps": 1}
 
 
+@pytest.mark.sweep
 def test_a_run_measures_a_model_of_timm_and_its_bundle_verifies(tmp_path: Path) -> None:
     """The model has two layers, because free-lunch compiles each."""
     given: dict[str, object] = {"methods": ["free-lunch"], "micro_batch": 2, "timing": TIMING}
@@ -115,6 +116,7 @@ def test_a_run_measures_a_model_of_timm_and_its_bundle_verifies(tmp_path: Path) 
     assert "result     mine: " in verified
 
 
+@pytest.mark.sweep
 def test_published_fields_infinity_and_tokens_are_verified(tmp_path: Path) -> None:
     """The models are of a family with a file here, of transformers' own Mamba-2, and of the zoo."""
     tokens = {"precision": "fp32", "batch_tokens": 256, "tokens": 1e5, "sequence_length": 32}

@@ -41,6 +41,7 @@ def test_lines_of_reproduce_make_the_packages_equal(
     assert fault(lines, index, tmp_path / "machine") is None
 
 
+@pytest.mark.sweep
 def test_lines_of_exported_scripts_install(index: StandInIndex, tmp_path: Path) -> None:
     """Scripts that need only a part of what another one needs, by the same commands, add nothing."""
     every = list(exported(tmp_path / "scripts"))

@@ -66,7 +66,7 @@ def test_every_setting_computes_what_naive_computes(
     torch.testing.assert_close(found, naive_curve, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.e2e
+@pytest.mark.sweep
 def test_a_model_that_inductor_compiles_computes_what_naive_computes(
     naive_curve: Tensor, tmp_path: Path
 ) -> None:
