@@ -23,10 +23,14 @@ from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.small_architectures import made_small, sample_sizes
+
+if TYPE_CHECKING:
+    from bench.base.errors import Mistake
+    from bench.training.models.model import Model
 
 Pair = tuple[str, str]  # a type of transformers and an objective of bench
 CPU_SECONDS, SECONDS, BYTES = 120, 900, 12 * 2**30  # of one architecture, at most
@@ -52,19 +56,26 @@ def described(model_type: str, objective: str) -> dict[str, Any]:
     }
 
 
-def train(model_type: str, objective: str) -> str:
-    """Plan and train an architecture; return the reason why that failed, or an empty text."""
+def planned(model_type: str, objective: str) -> tuple[Sequence[Model], Sequence[Mistake]]:
+    """Resolve and build a small architecture as a plan does; return its model, and what bench refuses."""
     from bench.planning.manifest import resolve_models
-    from bench.records.trial import Timing, Trial
-    from bench.runner.trial.device import Device
-    from bench.runner.trial.run_trial import TrialRun
-    from bench.runner.trial.team import Team
     from bench.training.models import families
     from bench.training.models.dry_build import dry_build
 
     models, mistakes = resolve_models([described(model_type, objective)])
     if models and models[0].family not in families():
         mistakes += dry_build(models[0], "/models/0").mistakes
+    return models, mistakes
+
+
+def train(model_type: str, objective: str) -> str:
+    """Plan and train an architecture; return the reason why that failed, or an empty text."""
+    from bench.records.trial import Timing, Trial
+    from bench.runner.trial.device import Device
+    from bench.runner.trial.run_trial import TrialRun
+    from bench.runner.trial.team import Team
+
+    models, mistakes = planned(model_type, objective)
     if mistakes:
         place, first = mistakes[0].path.removeprefix("/models/0/"), mistakes[0]
         return f"{place}: {first.found}" + f"; {first.allowed}" * place.startswith("recipe")

@@ -17,6 +17,7 @@ from bench.images.fetch import wheels
 from bench.images.locks import Pin
 from bench.images.revision import CARRIED, git
 from bench.images.variants import images
+from release.archives import extract_all
 
 _BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 
@@ -36,14 +37,8 @@ def export(root: Path, commit: str, folder: Path) -> None:
     command = ("git", "-C", str(root), "archive", "--format=tar", commit)
     done = subprocess.run(command, check=True, capture_output=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        _extract_all(archive, folder)
+        extract_all(archive, folder)
     (folder / CARRIED).write_text(f"{commit}\n", encoding="utf-8", newline="\n")
-
-
-def _extract_all(archive: tarfile.TarFile, folder: Path) -> None:
-    """Extract an archive without files outside of the folder; Python before 3.11.4 has no such filter."""
-    archive.extraction_filter = getattr(tarfile, "data_filter", None)
-    archive.extractall(folder)
 
 
 def unpacked_wheel(pin: Pin, work: Path) -> Path:
@@ -61,7 +56,7 @@ def build(source: Path, out: Path, epoch: int, setuptools: Path) -> tuple[Path, 
     _normalise(sdist, epoch)
     unpacked = source.parent / "unpacked"
     with tarfile.open(sdist) as archive:
-        _extract_all(archive, unpacked)
+        extract_all(archive, unpacked)
     (folder,) = unpacked.iterdir()
     return sdist, _made("build_wheel", folder, out, epoch, setuptools)
 

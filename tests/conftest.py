@@ -64,12 +64,13 @@ FIRST = (
     "tests/runner/test_run.py",
     "tests/e2e/test_push_assembled.py", "tests/release/test_release.py", "tests/e2e/test_push_ansible.py",
 )  # fmt: skip
+MARKED = ("e2e", "sweep")  # marks of tests that make test leaves out
 LONG_SECONDS = 120.0  # of a file with end-to-end tests or a sweep: one that takes longer belongs in FIRST
 _seconds: defaultdict[str, float] = defaultdict(float)  # that these tests took, by file
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if not {"e2e", "sweep"}.isdisjoint(report.keywords):
+    if any(mark in report.keywords for mark in MARKED):
         _seconds[report.nodeid.partition("::")[0]] += report.duration
 
 
@@ -79,7 +80,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def late_files(seconds: Mapping[str, float]) -> list[str]:
-    """Say which files take long and start late, the longest first, by what its tests took."""
+    """Say which files take long and start late, the longest first, by what the tests of each took."""
     late = {file: took for file, took in seconds.items() if took > LONG_SECONDS and file not in FIRST}
     return [
         f"{file} took {late[file]:.0f} s, and started late: name it in FIRST of tests/conftest.py, "
@@ -90,7 +91,7 @@ def late_files(seconds: Mapping[str, float]) -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        if item.get_closest_marker("e2e") is None and item.get_closest_marker("sweep") is None:
+        if not any(map(item.get_closest_marker, MARKED)):
             return -1  # other tests keep their order and come first
         file = item.nodeid.partition("::")[0]
         return FIRST.index(file) if file in FIRST else len(FIRST)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import FIRST, LONG_SECONDS, SWEEPS_END, late_files, pytest_runtest_setup
+from tests.conftest import FIRST, LONG_SECONDS, MARKED, SWEEPS_END, late_files, pytest_runtest_setup
 
-MARKS = ("mark.e2e", "mark.sweep")
+MARKS = tuple(f"mark.{name}" for name in MARKED)
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -17,7 +17,7 @@ def test_a_mark_is_written_in_the_file_of_its_tests(mark: str) -> None:
     """Tests that got the mark from another module would be collected by no target."""
     modules = [path for path in Path(__file__).parent.rglob("*.py") if not path.name.startswith("test_")]
     assert len(modules) > 20
-    assert [path.name for path in modules if f"pytest.{mark}" in path.read_text(encoding="utf-8")] == []
+    assert [path.name for path in modules if mark in path.read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.parametrize("mark", MARKS)

@@ -17,7 +17,7 @@ from bench.base.errors import VerificationFailed
 from bench.cli.main import main
 from bench.library.verify import CheckedBundle
 from bench.node_check.check_results import CheckContents
-from tests.archives import extract_all
+from release.archives import extract_all
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "tests" / "vectors" / "forged_bundles.tar.xz"

@@ -33,7 +33,7 @@ from bench.images.sbom import python_versions
 from bench.images.variants import find_variant
 from bench.runner.run.bundle_parts import surroundings
 from bench.signing.ssh_keys import PublicKey
-from tests.archives import extract_all
+from release.archives import extract_all
 from tests.authority import RUN_KEY
 from tests.environment.made_wheels import make_wheel, sha256_of
 from tests.images.made_up_images import layer as tar_of

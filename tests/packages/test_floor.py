@@ -13,7 +13,7 @@ import pytest
 
 import bench
 from bench.push.image_store import ImageStore
-from tests.archives import extract_all
+from release.archives import extract_all
 
 ROOT = Path(bench.__file__).parent
 FOLDER = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "packages").glob("*.py"))

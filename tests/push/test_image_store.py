@@ -23,7 +23,7 @@ from bench.images.variants import images
 from bench.packages.package_index import PackageFile
 from bench.push import image_store
 from bench.push.image_store import ImageStore, Shippable
-from tests.archives import extract_all
+from release.archives import extract_all
 from tests.images.made_up_images import make_image
 
 FILES = {"usr/a": b"one" * 2000, "usr/b": b"two" * 3000}

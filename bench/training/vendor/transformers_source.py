@@ -540,8 +540,8 @@ SEE_ALL = frozenset({"cpmant", "moshi", "xlnet"})
 def sees_following_tokens(model_type: str) -> bool:
     """Whether a token sees those that follow it in the type's class for causal language models.
 
-    Their code tells it of types that ask transformers for no mask but those that hide no position, whatever
-    `is_decoder` says. SEE_ALL has the others, which tests find by small models of all types.
+    The code of some types asks for no masks but those that hide no position, whatever `is_decoder` says.
+    SEE_ALL names the others. Tests try a small model of every type.
     """
     return model_type in SEE_ALL or _hides_no_position(model_type)
 

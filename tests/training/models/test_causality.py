@@ -8,13 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.planning.manifest import resolve_models
-from bench.training.models import families, family_of
-from bench.training.models.dry_build import dry_build
+from bench.training.models import family_of
 from bench.training.models.model import Model
 from bench.training.models.probe import at_rest
 from bench.training.vendor.transformers_source import SEE_ALL
-from benchmarks.architectures import described, pairs
+from benchmarks.architectures import pairs, planned
 
 CAUSAL = "causal-lm"
 SHARES = 8  # of all types, each tried by one test
@@ -23,32 +21,19 @@ ROUNDING = 1e-5  # of what a token changes at its own place
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("share", range(SHARES))
-def test_no_token_sees_those_that_follow(share: int) -> None:
+def test_no_token_sees_those_that_follow(share: int, without_footprints: None) -> None:
     types = [model_type for model_type, objective in pairs([]) if objective == CAUSAL][share::SHARES]
-    leaks = {model_type: leak(small(model_type)) for model_type in types if not refusals(model_type)}
+    plans = {model_type: planned(model_type, CAUSAL) for model_type in types}
+    leaks = {model_type: leak(*models) for model_type, (models, mistakes) in plans.items() if not mistakes}
     assert len(leaks) > len(types) / 2
     assert {model_type: found for model_type, found in leaks.items() if not found <= ROUNDING} == {}
 
 
 @pytest.mark.parametrize("model_type", sorted(SEE_ALL))
 def test_types_whose_tokens_see_all_are_refused(model_type: str) -> None:
-    assert leak(small(model_type)) > ROUNDING
-    assert refusals(model_type) == [
-        f'"{CAUSAL}": in transformers, a token of {model_type} sees those that follow'
-    ]
-
-
-def small(model_type: str) -> Model:
-    (model,), _ = resolve_models([described(model_type, CAUSAL)])
-    return model
-
-
-def refusals(model_type: str) -> list[str]:
-    """Return why bench refuses a small model of the type for causal-lm."""
-    models, mistakes = resolve_models([described(model_type, CAUSAL)])
-    if not mistakes and models[0].family not in families():
-        mistakes = list(dry_build(models[0], "/models/0").mistakes)
-    return [mistake.found for mistake in mistakes]
+    (model,), (mistake,) = planned(model_type, CAUSAL)
+    assert leak(model) > ROUNDING
+    assert mistake.found == f'"{CAUSAL}": in transformers, a token of {model_type} sees those that follow'
 
 
 def leak(model: Model) -> float:

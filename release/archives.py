@@ -1,4 +1,4 @@
-"""Reading of tar archives in tests, with every Python that the project supports."""
+"""Reading of tar archives with every Python that the project supports."""
 
 from __future__ import annotations
 
