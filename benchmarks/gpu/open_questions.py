@@ -46,7 +46,8 @@ class Questions:
         prove = {"steps": 3, "minutes": 1}
         for name, micro_batch in (("falcon-h1-1.5b", 16), ("granite-h-1b", 16), ("jamba-1.4b", 16)):
             yield self.run(name, 400, name, micro_batch, ["free-lunch", [*half, "cuda-graphs"]], prove=prove)
-        yield self.run("swin-tiny", 200, "swin-tiny", 128, ["free-lunch", ["checkpointing"]], prove=prove)
+        for name, micro_batch in (("swin-tiny", 128), ("swin-large", 32), ("segformer-b5", 32)):
+            yield self.run(name, 250, name, micro_batch, ["free-lunch", ["checkpointing"]], prove=prove)
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")
 
     def of_80_gb(self) -> Iterator[Question]:
