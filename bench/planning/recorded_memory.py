@@ -9,9 +9,10 @@ first pass and of the recorded one are run through the allocator's rules. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -20,7 +21,15 @@ from bench.records.loss_curve import loss_passes
 from bench.training.lifetimes import BlockTensors, from_text
 from bench.training.methods import RECORDED
 from bench.training.models import Model, Parts
-from bench.training.models.footprint import FP32, Footprint, copies_logits, lowered, predictions_per_sample
+from bench.training.models.footprint import (
+    FP32,
+    BlockCall,
+    Footprint,
+    calls_of,
+    copies_logits,
+    lowered,
+    predictions_per_sample,
+)
 from bench.training.setting import Setting
 
 UNRECORDED = 2  # passes before the recorded one: bench/runner/trial/recorded_pass.py
@@ -43,13 +52,14 @@ class Reserved:
 class Passes:
     """The allocations of a first pass, and of the recorded one, in bytes."""
 
-    blocks: tuple[tuple[int, str], ...]  # how many there are of each kind, and their tensors
+    kinds: tuple[str, ...]  # the tensors of a block of each kind
+    order: tuple[int, ...]  # the kinds of the blocks, in the order in which they run
+    between: tuple[int, ...]  # kept outside of the blocks, before each of them
     samples: int
     batch: int  # of numbers and pixels
     logits: int  # of all rows
     copies: int  # of the logits at once: three if the compiler pads and cuts their rows
     features: int  # of all rows, as the head's product reads them
-    before: int  # kept before the first block
     after: int  # kept after the last block
     half: bool  # whether products read copies of the weights in half precision
     outside: tuple[int, ...]  # large weights outside of the blocks, in fp32; the first one is the head's
@@ -74,16 +84,19 @@ def reserved_memory(
     words = footprint.logits // predictions_per_sample(model)
     last = footprint.blocks[-1]
     accumulation = max(1, recipe.batch_size // micro_batch)
+    calls = _calls(footprint)
+    ends_before = [call.ends_before for call in calls]
     reserved = _reserved(
         Passes(
-            tuple((block.count, block.tensors) for block in footprint.blocks),
+            tuple(block.tensors for block in footprint.blocks),
+            tuple(call.kind for call in calls),
+            tuple(micro_batch * (now - last) for last, now in pairwise((0, *ends_before))),
             micro_batch,
             batch=micro_batch * _batch_bytes(model),
             logits=round(size * footprint.logits * rows),
             copies=3 if copies_logits(model, setting, words) else 1,
             features=round(last.entry * rows) * size // FP32,
-            before=footprint.before * micro_batch,
-            after=(footprint.ends - footprint.before) * micro_batch,
+            after=(footprint.ends - ends_before[-1]) * micro_batch,
             half=size < FP32,
             outside=tuple(FP32 * weight for weight in footprint.weights),
             weights=FP32 * parts.total,
@@ -92,6 +105,16 @@ def reserved_memory(
         )
     )
     return replace(reserved, outside=reserved.outside + parts.frozen_bytes)
+
+
+def _calls(footprint: Footprint) -> Sequence[BlockCall]:
+    """Return the calls of blocks in their order; without one, the kinds run one after the other."""
+    one_by_one = (
+        BlockCall(kind, footprint.before)
+        for kind, block in enumerate(footprint.blocks)
+        for _ in range(block.count)
+    )
+    return calls_of(footprint.order) or [*one_by_one]
 
 
 def _batch_bytes(model: Model) -> int:
@@ -131,12 +154,10 @@ class _Memory:
 
     def weights(self) -> list[int]:
         """Return the sizes of the large weights."""
-        samples = self.passes.samples
-        kinds = [
-            count * [gradient.size(samples) for gradient in from_text(text).gradients]
-            for count, text in self.passes.blocks
-        ]
-        return [*self.passes.outside, *chain.from_iterable(kinds)]
+        passes = self.passes
+        gradients = [from_text(text).gradients for text in passes.kinds]
+        of_blocks = (gradient.size(passes.samples) for kind in passes.order for gradient in gradients[kind])
+        return [*passes.outside, *of_blocks]
 
     def allocate_weights(self) -> None:
         for size in self.weights():
@@ -163,16 +184,17 @@ class _Memory:
                 for gradient in gradients:
                     free(gradient)
 
-        before = allocate(passes.before)
         allocate(PRODUCTS)
-        kinds = [(count, _events(from_text(text), passes.samples)) for count, text in passes.blocks]
-        blocks = [_RunningBlock(*events, self.allocator) for count, events in kinds for _ in range(count)]
-        for block in blocks:
-            block.forward()
+        kinds = [_events(from_text(text), passes.samples) for text in passes.kinds]
+        running = list[tuple[MemoryBlock | None, _RunningBlock]]()
+        for kind, size in zip(passes.order, passes.between, strict=True):
+            running.append((allocate(size) if size else None, _RunningBlock(*kinds[kind], self.allocator)))
+            running[-1][1].forward()
         add(self._head_and_loss())
-        for block in reversed(blocks):
+        for between, block in reversed(running):
             add(block.backward())
-        free(before)
+            if between:
+                free(between)
         add([*map(allocate, passes.outside[1:])])
         return kept
 

@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch._inductor.config
+from mixer_operator import mixer_operator
 
+from bench.training.models import generic
 from bench.training.objectives import Objective
-from bench.training.vendor import torch_inside
+from bench.training.vendor import torch_inside, transformers_inside
 
 
 @contextmanager
@@ -47,6 +49,28 @@ def parts_together() -> Iterator[None]:
         lowering.lowerings[operator] = apart
 
 
+@contextmanager
+def stages_as_blocks() -> Iterator[None]:
+    """Compile each stage of an image model as one graph, and not each layer of a stage (decision 14)."""
+    plain = generic._layers_of_stages
+    generic._layers_of_stages = lambda stages: stages
+    try:
+        yield
+    finally:
+        generic._layers_of_stages = plain
+
+
+@contextmanager
+def mixers_in_graphs() -> Iterator[None]:
+    """Call mamba-ssm's kernel for mixers of Mamba 2 as an operator, so that no graph ends there."""
+    plain = transformers_inside.mamba2_kernel
+    transformers_inside.mamba2_kernel = mixer_operator
+    try:
+        yield
+    finally:
+        transformers_inside.mamba2_kernel = plain
+
+
 def padding(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
     """Return a change of the settings by which the compiler pads products with rows of odd length."""
     return lambda: torch._inductor.config.patch(settings)
@@ -54,7 +78,9 @@ def padding(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
 
 CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "loss-in-triton": loss_in_triton,
+    "mixers-in-graphs": mixers_in_graphs,
     "never-padded": padding(shape_padding=False),
     "padded": padding(force_shape_pad=True),
     "parts-together": parts_together,
+    "stages-as-blocks": stages_as_blocks,
 }

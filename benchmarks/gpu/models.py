@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,10 +47,11 @@ def setting_here(
 
 @contextmanager
 def turn_on_gpu() -> Iterator[None]:
-    """Wait until no other script of this folder uses the GPU, so that several can start side by side.
+    """Wait until no other script of this folder uses the same GPUs, so that several can start side by side.
 
     Imports take most of the time that a script needs to start.
     """
-    with (Path(tempfile.gettempdir()) / "bench-gpu-turn").open("w") as file:
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    with (Path(tempfile.gettempdir()) / f"bench-gpu-turn-{gpus}").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -41,13 +41,13 @@ class Questions:
         return questions
 
     def of_speed(self) -> Iterator[Question]:
-        yield Question("mixers", (sys.executable, str(HERE / "mixers.py")), 240)
-        half = ["tf32", "kernels", "half-weights", "fused-optimizer", "compile-blocks", "chunked-loss"]
+        yield self.change("stages-as-blocks", "swin-tiny", 128, 250)
+        yield self.change("mixers-in-graphs", "falcon-h1-1.5b", 16, 500)
+        yield self.change("mixers-in-graphs", "granite-h-1b", 16, 500)
+        for name, micro_batch in (("falcon-h1-1.5b", 16), ("swin-tiny", 128)):
+            yield self.script(f"peaks-{name}", 300, "peaks.py", name, str(micro_batch))
         prove = {"steps": 3, "minutes": 1}
-        for name, micro_batch in (("falcon-h1-1.5b", 16), ("granite-h-1b", 16), ("jamba-1.4b", 16)):
-            yield self.run(name, 400, name, micro_batch, ["free-lunch", [*half, "cuda-graphs"]], prove=prove)
-        for name, micro_batch in (("swin-tiny", 128), ("swin-large", 32), ("segformer-b5", 32)):
-            yield self.run(name, 250, name, micro_batch, ["free-lunch", ["checkpointing"]], prove=prove)
+        yield self.run("mamba2-2.7b", 400, "mamba2-2.7b", 4, ["free-lunch"], prove=prove)
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")
 
     def of_80_gb(self) -> Iterator[Question]:
@@ -82,6 +82,15 @@ class Questions:
         path = self.out / f"{name}.manifest.json"
         path.write_text(json.dumps(manifest | more))
         return Question(name, (*RUN, str(path), "--resume", "--out", str(self.out / name)), seconds)
+
+    def change(self, change: str, model: str, micro_batch: int, seconds: float) -> Question:
+        """Return the question of what a change gains in whole passes of a model."""
+        name = f"{change}-{model}"
+        return self.script(name, seconds, "would_it_pay.py", change, model, str(micro_batch))
+
+    def script(self, name: str, seconds: float, script: str, *arguments: str) -> Question:
+        """Return the question that another script of this folder answers."""
+        return Question(name, (sys.executable, str(HERE / script), *arguments), seconds)
 
     def settings(self, name: str, gpus: int, *model_and_micro_batches: str) -> Question:
         """Return the question that brings every setting of a model to an outcome."""

@@ -6,19 +6,29 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from bench.base.gpu_catalogue import gpu_named
+from bench.bundle.verdict import RunContents
+from bench.bundle.verify import Verdict
 from bench.planning.prediction.card_rates import CardRates, rates_of
 from bench.planning.prediction.kernel_rates import (
+    CHUNKED_SCAN_CYCLES,
+    CYCLES_BY_WEIGHTS,
     DENSE_CONVOLUTIONS,
     DEPTHWISE_CYCLES,
     EFFICIENT_ATTENTION,
     FLEX_ATTENTION,
     DepthwiseKernel,
+    depthwise_cycles,
 )
+from bench.records.floor import Floor
+from bench.report.read_bundles import check_all
+from bench.training.models import Counted, family_of
+from bench.training.models.generic import TransformersFamily, counted_work
 
 ROOT = Path(__file__).parents[2]
 DEPTHWISE = ROOT / "results" / "frontier-h100" / "depthwise.txt"
@@ -53,6 +63,47 @@ def test_a_depthwise_convolution_takes_what_was_timed(kernel: DepthwiseKernel, f
     cycles = rates("NVIDIA H100 80GB HBM3").cycles
     each = [math.log(spent * cycles / elements) for elements, spent in seconds.items()]
     assert math.exp(sum(each) / 4) == pytest.approx(DEPTHWISE_CYCLES[kernel, fp32], rel=0.01)
+
+
+@cache
+def floor_of(name: str) -> tuple[Floor, Counted, int]:
+    """Return the floor that a bundle of one H200 measured, its model's counts, and its micro-batch."""
+    ((_, verdict),) = check_all([ROOT / f"results/zoo-h200/{name}.tar"], None)
+    assert isinstance(verdict, Verdict) and isinstance(verdict.contents, RunContents)
+    results = verdict.contents.results
+    trial = next(each for each in results.trials if each.floor)
+    family = family_of(results.models[0])
+    assert isinstance(family, TransformersFamily) and trial.floor
+    return trial.floor, counted_work(results.models[0], family), trial.micro_batch
+
+
+@pytest.mark.parametrize(("name", "weights"), [("granite-h-1b", 4), ("jamba-1.4b", 4), ("segformer-b5", 9)])
+def test_a_small_filter_takes_what_a_floor_took(name: str, weights: int) -> None:
+    floor, counts, samples = floor_of(name)
+    shapes, h200 = counts.shapes, rates("NVIDIA H200")
+    assert shapes.depthwise_operations == 2 * weights * shapes.depthwise_elements
+    dense = 3 * samples * (counts.flops.convolution - shapes.depthwise_operations)
+    seconds = floor.convolutions_seconds - dense / (h200.products("bf16") * DENSE_CONVOLUTIONS)
+    cycles = seconds * h200.cycles / (samples * shapes.depthwise_elements)
+    assert cycles == pytest.approx(dict(CYCLES_BY_WEIGHTS)[weights], rel=0.07)
+
+
+def test_cycles_of_a_filter_rise_with_its_weights_to_those_of_seven_by_seven() -> None:
+    def cycles(weights: float, kernel: DepthwiseKernel = "cudnn", *, fp32: bool = False) -> float:
+        return depthwise_cycles(kernel, fp32=fp32, weights=weights)
+
+    assert [cycles(weights) for weights in (0, 4, 9, 29, 49, 81)] == pytest.approx(
+        [1.7, 1.7, 3.3, (3.3 + 9.0) / 2, 9.0, 9.0]
+    )
+    for kernel, fp32 in DEPTHWISE_CYCLES:
+        assert cycles(49, kernel, fp32=fp32) == DEPTHWISE_CYCLES[kernel, fp32]
+    assert cycles(9, fp32=True) / cycles(49, fp32=True) == pytest.approx(3.3 / 9.0)
+
+
+def test_a_scan_of_mamba_2_takes_what_a_floor_took() -> None:
+    floor, counts, samples = floor_of("granite-h-1b")
+    cycles = floor.scans_seconds * rates("NVIDIA H200").cycles / (samples * counts.shapes.scanned_states)
+    assert cycles == pytest.approx(CHUNKED_SCAN_CYCLES, rel=0.03)
 
 
 def test_dense_convolutions_take_what_convnext_has_of_them() -> None:

@@ -6,13 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planning import recorded_memory
-from bench.planning.caching_allocator import MemoryBlock
 from bench.planning.recorded_memory import PRODUCTS, Reserved, reserved_memory
 from bench.training.models import Model, Parts, known_models
-from bench.training.models.footprint import Block, Footprint
-from bench.training.models.zoo import zoo_model
-from tests.planning.swin_with_stages import counts_with_stages
+from bench.training.models.footprint import Block, BlockCall, Footprint, order_of
 
 MIB = 2**20
 RECORDED = ("kernels", "compile-blocks", "cuda-graphs")
@@ -134,26 +130,28 @@ def test_the_recorded_pass_reads_pictures_from_a_copy() -> None:
     assert in_use == pytest.approx(4 * 16 * MIB + 2 * PRODUCTS + 2 * batch, abs=2 * MIB)
 
 
-def test_each_stage_of_swin_adds_what_the_driver_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Used memory rose by as much in the first pass of results/zoo-h100/zoo-2.tar, in MiB.
-
-    From 8,501 to 8,673 and 9,015 in the first process of the trial, and on to 9,695 in its proof.
-    """
-    reserved_after: list[int] = []
-    run_backward = recorded_memory._RunningBlock.backward
-
-    def backward(block: recorded_memory._RunningBlock) -> list[MemoryBlock]:
-        gradients = run_backward(block)
-        reserved_after.append(block.allocator.reserved // MIB)
-        return gradients
-
-    monkeypatch.setattr(recorded_memory._RunningBlock, "backward", backward)
-    found = zoo_model("swin-tiny")
+def of_two_kinds(order: tuple[int, ...], ends_before: tuple[int, ...] = ()) -> int:
+    """Return the pool's bytes beside those of products, for blocks that keep 4 MiB a sample, or 8."""
+    kinds = (f"10 {4 * MIB}+0@1-15", f"10 {8 * MIB}+0@1-15 {6 * MIB}+0@11-12")
+    footprint = Footprint(
+        ends=max(ends_before, default=0),
+        blocks=tuple(Block(order.count(kind), 0, 0, tensors=text) for kind, text in enumerate(kinds)),
+        logits=0,
+        order=order_of(map(BlockCall, order, ends_before or (0,) * len(order))),
+    )
+    parts = replace(PARTS, blocks=PARTS.blocks * len(order))
+    found = reserved_memory(footprint, model(), parts, RECORDED, 32, moments=2 * 4 * parts.total)
     assert found
-    counts = counts_with_stages()
-    footprint = counts.footprint(found.model, RECORDED)
-    assert footprint
-    recorded_memory._reserved.cache_clear()
-    reserved_memory(footprint, found.model, counts.parts, RECORDED, 128, moments=8 * counts.parts.total)
-    last, third, second, first = reserved_after[-4:]
-    assert [third - last, second - third, first - second] == [172, 342, 680]
+    return found.pool - 2 * PRODUCTS
+
+
+def test_blocks_of_several_kinds_run_in_their_order() -> None:
+    """The backward pass of a block finds the memory that the ones after it freed."""
+    assert of_two_kinds((1, 0, 0)) == pytest.approx((8 + 4 + 4 + 6) * 32 * MIB, abs=4 * MIB)
+    assert of_two_kinds((0, 1, 0)) == pytest.approx((4 + 8 + 4 + 6) * 32 * MIB, abs=4 * MIB)
+    assert of_two_kinds((1, 1, 0)) == pytest.approx((8 + 8 + 4 + 6) * 32 * MIB, abs=4 * MIB)
+
+
+def test_what_is_kept_between_two_blocks_is_freed_between_their_backward_passes() -> None:
+    before_both, between = (of_two_kinds((1, 0), ends) for ends in ((6 * MIB, 6 * MIB), (0, 6 * MIB)))
+    assert before_both == between + 6 * 32 * MIB

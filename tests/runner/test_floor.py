@@ -17,7 +17,7 @@ from bench.records.trial import Timing, Trial
 from bench.runner.processes.jobs import FloorJob
 from bench.runner.processes.worker import dispatch
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import measure_floor
+from bench.runner.trial.floor import aligned, measure_floor
 from bench.runner.trial.recorded_computations import GROUPED, Computation, recorded
 from bench.runner.trial.team import Team
 from bench.training.methods import arithmetic
@@ -90,6 +90,22 @@ def test_a_recipe_in_half_precision_multiplies_in_half_precision(model: Model, s
     products = of_kind(model, "products", setting)
     factors = [form for product in products for form in product.forms if form.dtype.is_floating_point]
     assert {form.dtype for form in factors} == {torch.bfloat16}
+
+
+def test_products_of_odd_sizes_are_timed_with_aligned_rows() -> None:
+    """Settings pad such rows too, so that products of odd sizes would be more than a pass needs."""
+    odd = replace(LLAMA, architecture=LLAMA.architecture | {"vocab_size": 65})
+    for model, words in ((odd, 72), (LLAMA, 64)):
+        found = [aligned(product) for product in of_kind(model, "products", ("kernels",))]
+        of_head = [
+            product.arguments for product in found if any(words in form.shape for form in product.forms)
+        ]
+        assert len(of_head) >= 3  # the logits, and the gradients of features and weights
+        for product in found:
+            product.function(*(torch.zeros(form.shape) for form in product.forms))  # the factors fit
+            assert all(size % 8 == 0 for form in product.forms for size in form.shape)
+    unchanged = of_kind(LLAMA, "products", ("kernels",))
+    assert [*map(aligned, unchanged)] == unchanged
 
 
 def test_the_floor_of_experts_in_fp16_is_measured() -> None:

@@ -25,6 +25,11 @@ FLEX_ATTENTION, EFFICIENT_ATTENTION = 0.101, 0.0485
 # heads of 64 to 256 give 3.9 (docs/evidence/neox-speed-h200/first/attention.json).
 QUERY_CYCLES = 4.0
 
+# Cycles for each state of a scan of Mamba 2, forwards and backwards: positions times channels times states of
+# one channel. mamba-ssm's kernels with 128 states in half precision, one H200, without the convolution before
+# them (the floor of results/zoo-h200/granite-h-1b.tar).
+CHUNKED_SCAN_CYCLES = 0.11
+
 DepthwiseKernel = Literal["bench", "cudnn"]
 # Cycles for each element that a depthwise convolution of seven by seven writes, forwards and backwards, by
 # bench's kernels in Triton or by cuDNN; True is fp32. The geometric mean over ConvNeXt-large's four stages on
@@ -35,3 +40,22 @@ DEPTHWISE_CYCLES: Mapping[tuple[DepthwiseKernel, bool], float] = {
     ("cudnn", False): 9.0,
     ("cudnn", True): 90.6,
 }
+# Smaller filters take less: cycles by the number of weights that a filter has, in half precision. Four in a
+# row by causal-conv1d and three by three by cuDNN, from floors in results/zoo-h200: granite-h-1b.tar,
+# jamba-1.4b.tar, and segformer-b5.tar without its dense convolutions. Seven by seven as above.
+CYCLES_BY_WEIGHTS = ((4, 1.7), (9, 3.3), (49, 9.0))
+
+
+def depthwise_cycles(kernel: DepthwiseKernel, *, fp32: bool, weights: float) -> float:
+    """Return the cycles of an element that a filter with this number of weights writes.
+
+    Between the sizes that were measured they rise evenly. In fp32, and by bench's kernels, other sizes than
+    seven by seven are assumed to take the same share of its time.
+    """
+    (least, cycles), *larger = CYCLES_BY_WEIGHTS
+    for more, cycles_of_more in larger:
+        if least < weights:
+            share = min(1.0, (weights - least) / (more - least))
+            cycles += share * (cycles_of_more - cycles)
+        least = more
+    return DEPTHWISE_CYCLES[kernel, fp32] * cycles / CYCLES_BY_WEIGHTS[-1][1]

@@ -13,12 +13,13 @@ from bench.base.strict_json import from_json
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.prediction.card_rates import CardRates, ring_seconds
 from bench.planning.prediction.kernel_rates import (
+    CHUNKED_SCAN_CYCLES,
     DENSE_CONVOLUTIONS,
-    DEPTHWISE_CYCLES,
     EFFICIENT_ATTENTION,
     FLEX_ATTENTION,
     QUERY_CYCLES,
     DepthwiseKernel,
+    depthwise_cycles,
 )
 from bench.training.methods import RECORDED, arithmetic, known_methods
 from bench.training.models import Counted, Model, Parts, Precision, words_of
@@ -115,6 +116,7 @@ class Work:
     dense_convolutions: float  # operations of those that are not depthwise
     depthwise_cycles: float
     scans: float
+    chunked_scan_cycles: float
     kept_bytes: float  # for the backward pass, without logits
     kept_elements: float
     logit_bytes: float  # memory traffic of logits and their gradient
@@ -169,7 +171,8 @@ def group_of(model: Model, counts: Counted) -> Group:
     Others have convolutions, scans, experts, or attention that no fused kernel computes.
     """
     flops = counts.flops
-    mixed = flops.scan or flops.convolution > flops.matmul / 50
+    scans = flops.scan or counts.shapes.scanned_states
+    mixed = scans or flops.convolution > flops.matmul / 50
     unusual = any(word in field for field in model.architecture for word in UNUSUAL)
     return "other" if mixed or unusual else "dense"
 
@@ -209,6 +212,7 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
     sharded = in_group(setting, "sharding") is not None
     shapes, passes = counts.shapes, times / (1 + BACKWARD)
     kernel: DepthwiseKernel = "bench" if "depthwise" in setting else "cudnn"
+    weights = shapes.depthwise_operations / (2 * max(1, shapes.depthwise_elements))  # of a filter
     return Work(
         products=products,
         attention=(1 + BACKWARD_ATTENTION + again) * flops.attention,
@@ -217,8 +221,11 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
         biased_scores=passes * shapes.biased_scores,
         convolutions=times * flops.convolution,
         dense_convolutions=times * (flops.convolution - shapes.depthwise_operations),
-        depthwise_cycles=passes * shapes.depthwise_elements * DEPTHWISE_CYCLES[kernel, not half],
+        depthwise_cycles=passes
+        * shapes.depthwise_elements
+        * depthwise_cycles(kernel, fp32=not half, weights=weights),
         scans=times * flops.scan,
+        chunked_scan_cycles=passes * shapes.scanned_states * CHUNKED_SCAN_CYCLES,
         kept_bytes=kept * passes,
         kept_elements=kept / size * passes,
         logit_bytes=size * _moved_logits(model, setting),
@@ -292,7 +299,7 @@ def step_time(
         "attention": attention_seconds(work, rates, precision, m),
         "convolutions": work.dense_convolutions / (products * DENSE_CONVOLUTIONS)
         + work.depthwise_cycles / rates.cycles,
-        "scans": work.scans / (products * m.scans),
+        "scans": work.scans / (products * m.scans) + work.chunked_scan_cycles / rates.cycles,
         "memory": (work.kept_bytes * KEPT_MOVES + work.logit_bytes) / rates.memory,
         "elements": work.kept_elements * m.cycles / rates.cycles,
     }

@@ -6,6 +6,8 @@ Imports torch at module level.
 
 What the floor is not:
 - Attention is PyTorch's fused one, also if the setting has FlexAttention or none.
+- Products with sizes that are no multiple of 8, such as a vocabulary of 65,537 words, are timed with the next
+  multiple: settings pad them too, because kernels are several times slower on rows that are not aligned.
 - Layers that read the same tensor are timed one by one, also if the setting joins them to one product.
 - Convolutions are torch's own, in the layout of the unchanged model, also if the setting has other kernels.
 - Sums that products add to memory in some settings, and products that checkpointing repeats, are left out.
@@ -17,8 +19,10 @@ What the floor is not:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,11 +33,22 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bench.records.floor import Floor
 from bench.records.trial import Trial
 from bench.runner.trial.device import Device
-from bench.runner.trial.recorded_computations import GROUPED, KINDS, Kind, Recording, TensorForm, recorded
+from bench.runner.trial.recorded_computations import (
+    GROUPED,
+    KINDS,
+    Computation,
+    Kind,
+    Recording,
+    TensorForm,
+    recorded,
+)
 from bench.training.methods import prepare_all
+from bench.training.models.footprint import ROW_MULTIPLE
 
 SPREAD = 0.05  # standard deviation of the random numbers: on zeros, a GPU draws less power and is faster
 WARM_SECONDS = TIMED_SECONDS = 4.0  # or less, if the trial's own warm-up or measurement is shorter
+
+MATRIX_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 Emit = Callable[[dict[str, Any]], None]
 Call = Callable[[], object]
@@ -55,7 +70,8 @@ def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float 
 
 def _calls(recording: Recording, device: Device) -> Mapping[Kind, Sequence[tuple[Call, int]]]:
     """Return by kind the recorded calls on random numbers of a device, each with its number in a pass."""
-    extents = [form.extent for each in recording.computations.values() for form in each.forms]
+    computations = {key: aligned(each) for key, each in recording.computations.items()}
+    extents = [form.extent for each in computations.values() for form in each.forms]
     numbers = torch.empty(max(extents, default=0), device=device.torch).normal_(0, SPREAD)
     pools: dict[torch.dtype, Tensor] = {}  # every tensor is a view of the pool of its precision
 
@@ -68,13 +84,31 @@ def _calls(recording: Recording, device: Device) -> Mapping[Kind, Sequence[tuple
         return view.detach().requires_grad_() if form.trained else view
 
     calls: dict[Kind, list[tuple[Call, int]]] = {kind: [] for kind in KINDS}
-    for key, each in recording.computations.items():
+    for key, each in computations.items():
         arguments, keywords = tree_map(tensor, (each.arguments, each.keywords))
         if each.function in GROUPED:
             arguments = _with_equal_groups(*arguments)
         made = _both_ways if each.both_ways else partial
         calls[each.kind].append((made(each.function, *arguments, **keywords), recording.counts[key]))
     return calls
+
+
+def aligned(computation: Computation) -> Computation:
+    """Return a product of two matrices with each size rounded up to a multiple of ROW_MULTIPLE."""
+    if computation.function not in MATRIX_PRODUCTS:
+        return computation
+
+    def widened(form: Any) -> Any:
+        if not isinstance(form, TensorForm):
+            return form
+        shape = tuple(math.ceil(size / ROW_MULTIPLE) * ROW_MULTIPLE for size in form.shape)
+        if shape == form.shape:
+            return form
+        by_columns = len(shape) == 2 and form.strides[0] == 1
+        strides = (1, shape[0]) if by_columns else (*shape[1:], 1)
+        return replace(form, shape=shape, strides=strides)
+
+    return replace(computation, arguments=tree_map(widened, computation.arguments))
 
 
 def _with_equal_groups(left: Tensor, right: Tensor, ends: Tensor, *rest: Any) -> tuple[Any, ...]:

@@ -7,7 +7,6 @@ Imports torch and transformers only when called, in the process of dry_build.py.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -31,10 +30,12 @@ from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.footprint import (
     FP32,
     Block,
+    BlockCall,
     CountedFootprint,
     CountedMemory,
     Failing,
     Footprint,
+    order_of,
 )
 from bench.training.models.model import Model, empty_batch
 from bench.training.models.position_tables import lower_position_tables
@@ -271,10 +272,10 @@ class _Count:
     samples: int
     reads: bool  # whether whole numbers have contents, for code that reads what it computed
     outside: int = 0  # bytes of a sample that are kept outside of the blocks and of the loss
-    before: int = 0  # of these, before the first block
+    ends_before: list[int] = field(default_factory=list)  # of these, before each call of a block
     logits: int = 0  # of a sample
     kinds: dict[str, _Kind] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)  # of each kind: blocks may be called repeatedly
+    calls: list[str] = field(default_factory=list)  # kinds, in the order of calls; blocks may be called again
     long: Mapping[int, BlockKind] = field(default_factory=dict)  # kinds that do not run, by their order
     short: bool = False  # samples of a few steps, or without: no loop over them is too long
 
@@ -322,8 +323,11 @@ class _Count:
             found = aim.answer(self.module, batch)
             aim.loss(found, aim.labels(batch, found, self.module))
         self.logits = found.numel() // self.samples
-        ran = sum(kind.inside for kind in self.kinds.values() if kind.backward is None)
-        self.outside = kept.bytes - ran - FP32 * self.logits
+        self.outside = kept.bytes - self._ran() - FP32 * self.logits
+
+    def _ran(self) -> int:
+        """Return the bytes of a sample that the blocks which ran have kept."""
+        return sum(kind.inside for kind in self.kinds.values() if kind.backward is None)
 
     @property
     def loops_long(self) -> bool:
@@ -334,14 +338,24 @@ class _Count:
         """Return the footprint of the model, for compiled blocks or for others."""
         with self.known.fake:
             blocks = self._compiled(self.plain) if compiled else self.plain
-        weights = self._weights_outside()
-        return Footprint(self.outside, tuple(blocks), self.logits, weights=weights, before=self.before)
+        return Footprint(
+            self.outside,
+            tuple(blocks),
+            self.logits,
+            weights=self._weights_outside(),
+            before=self.ends_before[0] if self.ends_before else 0,
+            order=self._order() if len(blocks) > 1 else "",
+        )
+
+    def _order(self) -> str:
+        kinds = map([*self.kinds].index, self.calls)
+        return order_of(map(BlockCall, kinds, self.ends_before))
 
     @cached_property
     def plain(self) -> Sequence[Block]:
         """The blocks of each kind as PyTorch runs them, operation by operation."""
         return [
-            Block(self.calls[name], kind.entry(self.samples), kind.inside, self._backward(kind))
+            Block(self.calls.count(name), kind.entry(self.samples), kind.inside, self._backward(kind))
             for name, kind in self.kinds.items()
         ]
 
@@ -371,9 +385,8 @@ class _Count:
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             name = kind_name(description, arguments, keywords)
-            if not self.calls:
-                self.before = kept.bytes
-            self.calls[name] += 1
+            self.ends_before.append(kept.bytes - self._ran())
+            self.calls.append(name)
             if name not in self.kinds:
                 self.kinds[name] = self._kind(block, description, name, forward, arguments, keywords, kept)
             return copied(self.kinds[name].result)

@@ -5,10 +5,11 @@ Pure: no I/O, no torch. docs/accuracy.md compares the predictions with measureme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, chain, groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.base.errors import Mistake
 from bench.base.frozen import dataclass
@@ -68,6 +69,7 @@ class Footprint:
     head: int = 0  # kept by a head of several layers, before the logits
     weights: tuple[int, ...] = later(())  # parameters of the large weights outside of the blocks, if counted
     before: int = later(0)  # of `ends`, before the first block, if counted
+    order: str = later("")  # of the calls of blocks, if several kinds were counted: see `calls_of`
 
     def with_head_at(self, share: float) -> Footprint:
         """Return the footprint of the model if its head runs at that share of the positions only."""
@@ -88,8 +90,51 @@ class Footprint:
         loss = kept + 2 * FP32 * self.logits
         if compiled_loss_bytes is not None:
             loss = kept + (compiled_loss_bytes - FP32) * self.logits
+        return loss, self._height_in_blocks(checkpointing)
+
+    def _height_in_blocks(self, checkpointing: bool) -> int:
+        """Return the peak bytes of the backward pass of any block.
+
+        If the order of blocks is known, everything that the forward pass kept after a block has been freed.
+        """
+        keeps = [block.entry if checkpointing else block.inside for block in self.blocks]
         extra = [(block.inside - block.entry) * checkpointing + block.backward for block in self.blocks]
-        return loss, kept - FP32 * self.logits + max(extra, default=0)
+        calls = calls_of(self.order)
+        if not calls:
+            kept = self.kept(checkpointing=checkpointing) - FP32 * self.logits
+            return kept + max(extra, default=0)
+        kept_until = accumulate(keeps[call.kind] for call in calls)
+        return max(
+            call.ends_before + kept + extra[call.kind] for call, kept in zip(calls, kept_until, strict=True)
+        )
+
+
+class BlockCall(NamedTuple):
+    """A call of a block in a forward pass."""
+
+    kind: int  # the block's place in `Footprint.blocks`
+    ends_before: int  # of `Footprint.ends`, kept before the call
+
+
+@cache
+def calls_of(order: str) -> tuple[BlockCall, ...]:
+    """Read the calls that `order_of` wrote.
+
+    `0x2@512 1x1@768` is two of the first kind and one of the second; 512 bytes of `ends` are kept before both
+    of the former, 768 before the latter.
+    """
+    return tuple(chain.from_iterable(map(_equal_calls, order.split())))
+
+
+def _equal_calls(word: str) -> list[BlockCall]:
+    kind, _, run = word.partition("x")
+    number, _, ends_before = run.partition("@")
+    return int(number) * [BlockCall(int(kind), int(ends_before))]
+
+
+def order_of(calls: Iterable[BlockCall]) -> str:
+    """Write calls in one line: a word for each run of equal ones."""
+    return " ".join(f"{call.kind}x{len([*run])}@{call.ends_before}" for call, run in groupby(calls))
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,10 @@ class TransformersFamily(Family):
             return self.build_with(model, attention)
         return self.build(model, kernels=True)
 
+    def scanned_states(self, module: nn.Module, model: Model) -> int:
+        """Return the states of a sample that scans of Mamba 2 compute: for most types none."""
+        return 0
+
     def counted_by(self, scans: ScanCount) -> AbstractContextManager[None]:
         """Return a context in which scans are counted, whose operations torch's counter does not see."""
         return nullcontext()
@@ -368,6 +372,7 @@ class _OperationCount:
             flops = _sorted_by_kind(operations, tally["attention"], model, tally["scans"])
             self.attending.require_documents(model)
             shapes = OperationShapes(*(tally[name] for name in SHAPES))
+            shapes = replace(shapes, scanned_states=self.way.family.scanned_states(self.module, model))
             counts = Counted(self.parts, flops, head, shapes=shapes)
             if model.recipe.lora is None:
                 return counts

@@ -19,6 +19,7 @@ from bench.training.models.stand_in import empty_operator
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 LAST_LAYER = "out_proj"  # of a mixer
@@ -41,6 +42,13 @@ class Mamba2Mixers(MixersFamily):
     def mamba_ssm(self) -> Callable[..., Any]:
         """Return mamba-ssm's function for all of a mixer but its first product."""
         return transformers_inside.mamba2_kernel()
+
+    def scanned_states(self, module: nn.Module, model: Model) -> int:
+        """Return the states of a sample: each position of a mixer has some for each of its channels."""
+        mixers: list[Any] = [part for part in module.modules() if hasattr(part, "ssm_state_size")]
+        sizes = ((mixer.num_heads, mixer.head_dim, mixer.ssm_state_size) for mixer in mixers)
+        of_a_position: int = sum(heads * width * states for heads, width, states in sizes)
+        return model.recipe.units_per_sample * of_a_position
 
     def stand_ins(self) -> Callable[..., Any]:
         """Return the function that keeps what the kernel keeps."""
@@ -73,6 +81,7 @@ def kept_scan(
     **_: Any,
 ) -> Tensor:
     """Return a tensor like a mixer's result, and keep for the backward pass what the kernel keeps."""
+    projected = lowered_alone(projected, transformers_inside.precision_of_products(projected, outproj_weight))
     product = outproj_weight.to(projected.dtype)
     weights = (convolution, convolution_bias, dt_bias, decay, D, rmsnorm_weight, product, outproj_bias)
     given = [weight for weight in weights if weight is not None]
@@ -81,6 +90,17 @@ def kept_scan(
     sizes = [inner, width, ngroups, chunk_size, D.numel(), product.shape[0], deviations]
     result: Tensor = _operation()(projected, given, sizes)[0]
     return result
+
+
+def lowered_alone(tensor: Tensor, precision: torch.dtype) -> Tensor:
+    """Return a tensor in another precision; no other computation is fused with the conversion.
+
+    A compiled graph ends at the kernel, so that the tensor before is written.
+    """
+    if tensor.dtype == precision:
+        return tensor
+    lowered: Tensor = _conversion()(tensor, precision)
+    return lowered
 
 
 def working_bytes(length: int, inner: int, width: int, groups: int, chunk: int, heads: int, half: int) -> int:
@@ -92,6 +112,28 @@ def working_bytes(length: int, inner: int, width: int, groups: int, chunk: int, 
     chunks, states = -(-length // chunk), (width - inner) // 2 // groups
     positions = length * (half * (3 * inner + 2 * width) + 2 * FP32 * heads)
     return positions + chunks * (2 * (FP32 + half) * inner * states + FP32 * groups * chunk * chunk)
+
+
+@cache
+def _conversion() -> Callable[[Tensor, torch.dtype], Tensor]:
+    """Return an operator that writes a tensor in another precision, and its gradient in the tensor's own."""
+    converted: Callable[[Tensor, torch.dtype], Tensor]
+    converted = empty_operator("kept_conversion", "(Tensor given, ScalarType precision) -> Tensor", _like)
+
+    def save(ctx: Any, inputs: tuple[Tensor, torch.dtype], **_: Any) -> None:
+        ctx.precision = inputs[0].dtype
+
+    def run_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return converted(gradient, ctx.precision), None
+
+    converted.register_autograd(run_backward, setup_context=save)  # type: ignore[attr-defined]
+    return converted
+
+
+def _like(given: Tensor, precision: torch.dtype) -> Tensor:
+    import torch
+
+    return torch.empty_like(given, dtype=precision)
 
 
 @cache

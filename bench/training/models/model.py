@@ -208,6 +208,7 @@ class OperationShapes:
     biased_scores: int = 0  # to which attention adds a bias for each head
     depthwise_elements: int = 0  # that depthwise convolutions write
     depthwise_operations: int = 0  # part of the operations of convolutions
+    scanned_states: int = later(0)  # of scans of Mamba 2: positions times channels times states of a channel
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from typing import Any
 
 from bench.training.lifetimes import BlockTensors, Lifetime, notable
 
-# Operations with kernels of their own, which read and write tensors in memory. The compiler fuses all others,
-# and writes only what one of these reads or what the graph returns.
+# Operations of torch with kernels of their own, which read and write tensors in memory; so do operations that
+# are registered by others. The compiler fuses all others, and writes only what one of these reads or what the
+# graph returns.
 LIBRARY = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm", "sort", "topk",
-    "kept_attention", "kept_attention_backward", "kept_biased_attention_backward",
-    "kept_scan", "kept_scan_backward",
 }  # fmt: skip
+OF_TORCH = {"aten", "prims"}  # namespaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ def _read_or_written_by_libraries(nodes: Sequence[Any]) -> Iterator[int | None]:
 
 
 def _is_of_a_library(node: Any) -> bool:
-    return node.op == "call_function" and _name(node) in LIBRARY
+    registered = getattr(node.target, "namespace", "aten") not in OF_TORCH
+    return node.op == "call_function" and (registered or _name(node) in LIBRARY)
 
 
 def _name(node: Any) -> str:

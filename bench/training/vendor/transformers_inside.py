@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from importlib import import_module, reload
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 MAMBA = "transformers.models.mamba.modeling_mamba"
@@ -477,8 +478,7 @@ def mamba1_scans_by(model_type: str, scan: Callable[..., Any]) -> Iterator[None]
 def scan_mamba2_by(model_type: str, scan: Callable[..., Any] | None) -> None:
     """Let a type's mixers of Mamba 2 train by a function that computes all after their first product.
 
-    `scan` is None to use transformers' plain code instead. The function gets its first argument in the
-    precision of products, as Mamba 2 itself passes it: Falcon-H1 multiplies it by a buffer in fp32 before.
+    `scan` is None to use transformers' plain code instead.
 
     Relies on: the names of three functions that a mixer's forward calls. Why: transformers wraps its plain
     functions, and takes mamba-ssm's wherever it can be imported. No issue known.
@@ -487,7 +487,7 @@ def scan_mamba2_by(model_type: str, scan: Callable[..., Any] | None) -> None:
     evaluate_mamba2_plainly(model_type)
     fused = MAMBA2_FUNCTIONS[0]
     module = import_module(modeling_module(model_type))
-    setattr(module, fused, _plain(model_type, fused) if scan is None else partial(_scan_lowered, scan))
+    setattr(module, fused, _plain(model_type, fused) if scan is None else partial(scan))
 
 
 def evaluate_mamba2_plainly(model_type: str) -> None:
@@ -500,15 +500,13 @@ def evaluate_mamba2_plainly(model_type: str) -> None:
         setattr(module, name, _plain(model_type, name))
 
 
-def _scan_lowered(
-    scan: Callable[..., Any], projected: Tensor, *given: Any, outproj_weight: Tensor, **more: Any
-) -> Any:
+def precision_of_products(given: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the precision in which a weight multiplies a tensor: autocast's, or without autocast its own."""
     import torch
 
-    device = projected.device.type
+    device = given.device.type
     autocast = torch.is_autocast_enabled(device)
-    products = torch.get_autocast_dtype(device) if autocast else outproj_weight.dtype
-    return scan(projected.to(products), *given, outproj_weight=outproj_weight, **more)
+    return torch.get_autocast_dtype(device) if autocast else weight.dtype
 
 
 def _plain(model_type: str, name: str) -> Callable[..., Any]:
@@ -533,15 +531,21 @@ def _names_of_functions(model_type: str, module: Any) -> list[str]:
 def mamba2_kernel() -> Callable[..., Any]:
     """Return mamba-ssm's function for a mixer of Mamba 2, which torch.compile calls without looking into it.
 
-    Raises ImportError if mamba-ssm cannot be imported.
+    The kernel gets its first argument in the precision of products, as Mamba 2 itself passes it: Falcon-H1
+    multiplies it by a buffer in fp32 before. Raises ImportError if mamba-ssm cannot be imported.
 
     Relies on: the path of the function in mamba-ssm. Why: under torch.compile, transformers' wrapper would
     run the plain code (see `_untraced_mamba_inner`). https://github.com/pytorch/pytorch/issues/176347
     Remove when the oldest supported torch is 2.14.
     """
-    from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined
+    from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined as kernel
 
-    return _untraced(mamba_split_conv1d_scan_combined)
+    @wraps(kernel)
+    def lowered(projected: Tensor, *given: Any, outproj_weight: Tensor, **more: Any) -> Any:
+        precision = precision_of_products(projected, outproj_weight)
+        return kernel(projected.to(precision), *given, outproj_weight=outproj_weight, **more)
+
+    return _untraced(lowered)
 
 
 def _untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -578,13 +582,15 @@ def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
             continue
         names = _names_of_functions(model_type, module)
         *inner, convolve, scan = functions = [getattr(module, name) for name in names]
-        # A kernel of `scan_mamba2_by` has the parts' kernels.
+        convolving = partial(instead, "convolutions", convolve)
+        # A kernel of `scan_mamba2_by` has the parts' kernels, which read what it lowers.
         if model_type in MAMBA2_MIXERS and isinstance(inner[0], partial):
             _, convolve, scan = _functions_of_mixers(model_type).values()
+            convolving = partial(_lowering, partial(instead, "convolutions", convolve))
         before += ((module, name, function) for name, function in zip(names, functions, strict=True))
         parts = (
             lambda *_, **__: None,
-            partial(instead, "convolutions", convolve),
+            convolving,
             partial(instead, "scans", scan),
         )
         for name, part in zip(names, parts[-len(names) :], strict=True):
@@ -594,6 +600,11 @@ def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
     finally:
         for module, name, function in before:
             setattr(module, name, function)
+
+
+def _lowering(convolve: Callable[..., Any], entry: Tensor, weight: Tensor, *given: Any, **more: Any) -> Any:
+    """Convolve in the precision of products, in which a kernel for the whole mixer computes."""
+    return convolve(entry.to(precision_of_products(entry, weight)), weight, *given, **more)
 
 
 def _untraced_mamba_inner() -> Any:

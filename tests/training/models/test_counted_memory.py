@@ -17,7 +17,7 @@ from bench.training.methods import Target
 from bench.training.models import Counted, Model, Precision, counts_of, families, family_of, known_models
 from bench.training.models.biased_gelu import BiasedGelu, GeluLayers, gelu_layers_of, take_over
 from bench.training.models.counted_memory import counted_memory
-from bench.training.models.footprint import Footprint
+from bench.training.models.footprint import Footprint, calls_of
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.models.own_module import FAMILY
 from bench.training.setting import Setting
@@ -226,6 +226,27 @@ def test_blocks_that_are_told_the_size_of_pictures_are_counted(name: str) -> Non
     assert counts.footprint(model, ("kernels", "compile-blocks"))  # a table of positions is made once a model
     batch = made_up_batch(model, 2)
     assert family.build(model, kernels=True)(pixel_values=batch["pixel_values"]).logits.shape == (2, 10)
+
+
+STAGES = {
+    "num_labels": 10, "image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 3],
+    "num_heads": [2, 4], "window_size": 4,
+}  # fmt: skip
+
+
+def test_blocks_of_several_kinds_are_counted_in_their_order() -> None:
+    """Every second block of Swin moves its windows, and a layer between two stages makes pictures smaller."""
+    model = model_of("swin", "image-classification", STAGES)
+    footprint = counted_for(model, ()).footprint(model, ())
+    assert footprint
+    calls = calls_of(footprint.order)
+    assert [call.kind for call in calls] == [0, 1, 2, 3, 2]
+    first, second, third, *rest = (call.ends_before for call in calls)
+    assert first == second == footprint.before < third
+    assert rest == [third, third] and third < footprint.ends
+    llama = model_of("llama", "causal-lm", DECODER)
+    alike = counted_for(llama, ()).footprint(llama, ())
+    assert alike and alike.order == ""
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from bench.base.errors import EnvironmentCannot
 from bench.planning.memory_prediction import predict_bytes
+from bench.runner.trial.recorded_computations import recorded
+from bench.training.lifetimes import from_text
 from bench.training.methods import Target, known_methods
 from bench.training.models import Lora, family_of
 from bench.training.models.generic import counted, counted_work
@@ -145,6 +147,25 @@ def test_a_model_whose_operations_are_counted_once_it_is_built_trains_by_the_ker
 
 
 @every_type
+def test_a_floor_convolves_and_scans_in_the_precision_of_products(
+    model_type: str, kernel_calls: list[Tensor]
+) -> None:
+    for setting in (("kernels",), ("kernels", "half-weights")):
+        found = recorded(small(model_type, precision="bf16"), setting, 2).computations.values()
+        parts = [each for each in found if each.kind in ("convolutions", "scans")]
+        assert {each.kind for each in parts} == {"convolutions", "scans"}
+        assert {each.forms[0].dtype for each in parts} == {torch.bfloat16}
+    assert not kernel_calls
+
+
+@every_type
+def test_the_states_of_all_scans_are_counted(model_type: str) -> None:
+    model = small(model_type)
+    counts = counted_work(model, family_of(model))
+    assert counts.shapes.scanned_states == MIXERS_IN[model_type] * model.recipe.units_per_sample * INNER * 8
+
+
+@every_type
 def test_the_stand_in_gives_every_weight_a_gradient(model_type: str) -> None:
     family = family_of(small(model_type))
     assert isinstance(family, Mamba2Mixers)
@@ -181,6 +202,22 @@ def test_a_compiled_block_keeps_its_input_and_what_the_kernel_keeps() -> None:
     plain = counts.footprint(model, ("compile-blocks",))
     assert plain is not None
     assert plain.blocks[0].inside > 2 * footprint.blocks[0].inside
+
+
+def test_what_falcon_h1_multiplies_in_fp32_is_written_before_the_kernel() -> None:
+    """Its product is multiplied by a buffer in fp32, and the compiled graph ends where the kernel begins."""
+    numbers = small().recipe.units_per_sample * (INNER + CONVOLVED + HEADS)
+
+    def written(model_type: str) -> list[bool]:
+        model, setting = small(model_type, precision="bf16"), ("kernels", "compile-blocks")
+        footprint = counted_for(model, setting, family=family_of(model)).footprint(model, setting)
+        assert footprint
+        tensors = from_text(footprint.blocks[0].tensors)
+        found = [one for one in tensors.lifetimes if one.sample_bytes == 4 * numbers]
+        return [one.born > tensors.backward for one in found]
+
+    assert written("mamba2") == []
+    assert written("falcon_h1") == [False, True]  # in the forward pass, and its gradient in the backward pass
 
 
 def test_the_kernels_backward_pass_needs_states_in_two_precisions() -> None:

@@ -12,7 +12,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.training.methods import ordered
 from bench.training.models import Counted, Family, Flops, Model, Parts, Precision, families, known_models
-from bench.training.models.footprint import ACTIVATIONS, Block, CountedFootprint, Footprint
+from bench.training.models.footprint import (
+    ACTIVATIONS,
+    Block,
+    BlockCall,
+    CountedFootprint,
+    Footprint,
+    calls_of,
+    order_of,
+)
 from bench.training.vendor import torch_inside
 from tests.training.models.keeping import checkpointed, halved, kept_bytes_a_sample
 from tests.training.models.test_contract import TINY, without_dropout
@@ -154,3 +162,23 @@ def test_a_compiled_block_needs_no_more_than_the_compiler_writes() -> None:
         assert found.blocks[0].backward == expected
     assert replace(block, backward=60).fused.backward == 60
     assert eager.fused == eager
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_backward_pass_of_a_block_needs_nothing_that_was_kept_after_it(checkpointing: bool) -> None:
+    large, small = Block(1, entry=10, inside=100, backward=50), Block(2, entry=4, inside=40, backward=20)
+    in_order = Footprint(30, (large, small), 0, order="0x1@5 1x2@15")
+    reversed_order = replace(in_order, order="1x2@5 0x1@15")
+    peaks = [
+        footprint.heights(checkpointing=checkpointing)[1]
+        for footprint in (in_order, reversed_order, replace(in_order, order=""))
+    ]
+    # Without an order, everything that the model keeps counts in any backward pass.
+    assert peaks == ([155, 173, 188] if checkpointing else [215, 245, 260])
+
+
+def test_the_order_of_calls_is_read_as_it_was_written() -> None:
+    calls = (BlockCall(0, 5), BlockCall(0, 5), BlockCall(1, 5), BlockCall(0, 7))
+    assert order_of(calls) == "0x2@5 1x1@5 0x1@7"
+    assert calls_of(order_of(calls)) == calls
+    assert calls_of("") == ()
