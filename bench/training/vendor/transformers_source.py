@@ -98,6 +98,7 @@ def _makes_other_masks(code: str) -> bool:
     )
 
 
+CONVOLVED_TOGETHER = 8  # channels that causal-conv1d reads at once, csrc/causal_conv1d.cpp
 MOST_STATES = 256  # of a channel in mamba-ssm's selective scan, csrc/selective_scan/selective_scan.cpp
 
 
@@ -117,14 +118,28 @@ def why_no_mamba_kernel(model_type: str, architecture: Mapping[str, Any]) -> str
     states = _size_of_mixers("ssm_state_size", code, model_type, architecture)
     if "def mamba_selective_scan(" in code and states is not None and states > MOST_STATES:
         return f"mamba-ssm's scan has at most {MOST_STATES} states a channel, and these mixers {states:g}"
+    channels = _convolved_channels(code, model_type, architecture)
+    if channels % CONVOLVED_TOGETHER:
+        return f"causal-conv1d's kernels convolve multiples of 8 channels, and these mixers {channels:g}"
     return None
+
+
+def _convolved_channels(code: str, model_type: str, architecture: Mapping[str, Any]) -> int | float:
+    """Return the channels that mixers of Mamba 2 convolve; 0 if they are unknown, or for other mixers."""
+    if "mamba2_split_conv1d_scan_combined(" not in code:
+        return 0
+    mixers = _classes_with_convolutions(code)
+    names = ("num_heads", "head_dim", "n_groups", "ssm_state_size")
+    sizes = [_size_of_mixers(name, mixers, model_type, architecture) for name in names]
+    heads, width, groups, states = (size or 0 for size in sizes)
+    return heads * width + 2 * groups * states if None not in sizes else 0
 
 
 def _size_of_mixers(
     attribute: str, code: str, model_type: str, architecture: Mapping[str, Any]
 ) -> int | float | None:
     """Return a number that mixers take from their configuration; None if it is unknown."""
-    found = re.search(rf"self\.{attribute} = (config\.\w+)", code)
+    found = re.search(rf"self\.{attribute} = (?:self\.)?(config\.\w+)", code)
     value = _field(found[1], model_type, architecture) if found else None
     return value if isinstance(value, int | float) else None
 
@@ -136,11 +151,16 @@ def layers_read_past(model_type: str) -> tuple[str, ...]:
     Relies on: `self.dt_proj.weight` and its like. No issue known. Remove when mixers call all their layers.
     """
     code = _source(model_type, "modeling")
-    classes = re.split(r"^class ", code, flags=re.MULTILINE)
-    mixers = "".join(body for body in classes if "self.conv1d = nn.Conv1d(" in body)
+    mixers = _classes_with_convolutions(code)
     computed = "".join(mixers.split("def forward(")[1:])
     layers = re.findall(r"self\.(\w+) = nn\.Linear\(", mixers)
     return tuple(name for name in layers if re.search(rf"self\.{name}\.weight\b", computed))
+
+
+def _classes_with_convolutions(code: str) -> str:
+    """Return the classes of a type's code that convolve along positions, as mixers do."""
+    classes = re.split(r"^class ", code, flags=re.MULTILINE)
+    return "".join(body for body in classes if "self.conv1d = nn.Conv1d(" in body)
 
 
 @cache

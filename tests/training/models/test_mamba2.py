@@ -104,6 +104,9 @@ def test_the_kernel_serves_adapters_unless_one_is_beside_the_layer_whose_weights
         ("nemotron_h", {"mamba_hidden_act": "tanh"}, "computes silu, and these mixers tanh"),
         ("granitemoehybrid", {"mamba_d_conv": 8}, "convolve 2 to 4 positions, and these mixers 8"),
         ("zamba2", {"mamba_d_conv": 1}, "convolve 2 to 4 positions, and these mixers 1"),
+        ("falcon_h1", {"mamba_d_state": 10}, "multiples of 8 channels, and these mixers 84"),
+        ("mamba2", {"state_size": 6}, "multiples of 8 channels, and these mixers 76"),
+        ("zamba2", {"mamba_ngroups": 2, "mamba_d_state": 5}, "multiples of 8 channels, and these mixers 84"),
     ],
 )
 def test_a_mixer_that_the_kernel_cannot_compute_is_refused_in_the_plan(
