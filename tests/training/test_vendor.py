@@ -286,7 +286,11 @@ def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> No
     with counter:
         torch.bmm(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
         torch.conv1d(torch.ones(1, 1, 5), torch.ones(1, 1, 3))
-    assert counter.get_total_flops() == 107, gone(torch_inside, "the flop counter ignores custom formulas")
+        torch.nn.Linear(2, 3)(torch.ones(1, 2))
+    assert counter.get_total_flops() == 119, gone(torch_inside, "the flop counter ignores custom formulas")
+    assert {*counter.get_flop_counts()} == {"Global"}, gone(
+        torch_inside, "the flop counter tells modules apart"
+    )
 
 
 def test_each_operator_is_told_with_its_arguments() -> None:
