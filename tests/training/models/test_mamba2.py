@@ -208,7 +208,7 @@ def test_a_compiled_block_keeps_its_input_and_what_the_kernel_keeps() -> None:
 
 
 def test_what_falcon_h1_multiplies_in_fp32_is_written_before_the_kernel() -> None:
-    """Its product is multiplied by a buffer in fp32, and the compiled graph ends where the kernel begins."""
+    """A buffer in fp32 multiplies the first product, and the compiled graph ends where the kernel begins."""
     numbers = small().recipe.units_per_sample * (INNER + CONVOLVED + HEADS)
 
     def written(model_type: str) -> list[bool]:
