@@ -106,13 +106,19 @@ def test_every_figure_of_the_table_is_in_the_page(opened: Page, real: tuple[Comp
         assert missing == []
 
 
-def test_a_model_that_no_machine_has_a_figure_for_is_named(
-    opened: Page, real: tuple[Comparison, Path]
-) -> None:
-    without = [part.model for part in real[0].parts if not part.entries]
-    assert "granite-h-1b" in without  # both of its settings crashed
-    for model in without:
-        assert "No machine has a figure" in opened.locator(f"section[id='{model}']").inner_text()
+def test_a_model_that_no_machine_has_a_figure_for_is_named(browser: Browser, tmp_path: Path) -> None:
+    crashed, measured = "side-by-side-h200/granite-h-1b-crash.tar", "zoo-h200/gpt2.tar"
+    html = tmp_path / "report.html"
+    bundles = tuple(ROOT / "results" / name for name in (crashed, measured))
+    comparison = collect(CompareArguments(bundles, html=html))
+    write_html(html, comparison)
+    assert [part.model for part in comparison.parts if not part.entries] == ["granite-h-1b"]
+    page = new_page(browser)
+    page.goto(html.as_uri())
+    for model, named in (("granite-h-1b", True), ("gpt2", False)):
+        found = page.locator(f"section[id='{model}']").inner_text()
+        assert ("No machine has a figure" in found) is named
+    page.close()
 
 
 def test_the_page_holds_the_comparison_itself(opened: Page, real: tuple[Comparison, Path]) -> None:
