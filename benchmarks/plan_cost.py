@@ -38,6 +38,7 @@ POSITIONS = ("max_position_embeddings", "max_sequence_length", "n_positions", "m
 # Of sizes that the fields of an architecture do not limit.
 SIZES: Mapping[str, float] = {"target_length": 512, "audio_seconds": 10, "masked_fraction": 0.5}
 MANY_GPUS = ("--gpu", "h200", "--gpus", "64")  # on which the largest of these models fit
+MEASURED = json.loads((Path(__file__).parent / "gpu/models.json").read_bytes())  # models that GPUs measure
 # Fields of published models where transformers' default configuration is of another one, or lacks some.
 PUBLIC: Mapping[str, Mapping[str, Any]] = {
     "dbrx": {
@@ -50,18 +51,11 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
         "d_model": 768, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12,
         "feed_forward_proj": "gated-gelu", "encoder_attention_type": "transient-global",
     },
-    "swin-large": {
-        "model_type": "swin", "image_size": 384, "embed_dim": 192, "depths": [2, 2, 18, 2],
-        "num_heads": [6, 12, 24, 48], "window_size": 12,
-    },
     "resnet-152": {"model_type": "resnet", "depths": [3, 8, 36, 3]},
-    "segformer-b5": {
-        "model_type": "segformer", "image_size": 512, "depths": [3, 6, 40, 3],
-        "hidden_sizes": [64, 128, 320, 512],
-    },
     "poolformer-m48": {
         "model_type": "poolformer", "hidden_sizes": [96, 192, 384, 768], "depths": [8, 8, 24, 8],
     },
+    **{name: MEASURED[name]["architecture"] for name in ("swin-large", "segformer-b5")},
 }  # fmt: skip
 TYPES = (
     "jamba", "qwen3_next", "wavlm", "minimax", "switch_transformers", "longformer", "dbrx", "longt5",

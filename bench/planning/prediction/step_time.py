@@ -212,7 +212,6 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
     sharded = in_group(setting, "sharding") is not None
     shapes, passes = counts.shapes, times / (1 + BACKWARD)
     kernel: DepthwiseKernel = "bench" if "depthwise" in setting else "cudnn"
-    weights = shapes.depthwise_operations / (2 * max(1, shapes.depthwise_elements))  # of a filter
     return Work(
         products=products,
         attention=(1 + BACKWARD_ATTENTION + again) * flops.attention,
@@ -223,7 +222,7 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
         dense_convolutions=times * (flops.convolution - shapes.depthwise_operations),
         depthwise_cycles=passes
         * shapes.depthwise_elements
-        * depthwise_cycles(kernel, fp32=not half, weights=weights),
+        * depthwise_cycles(kernel, fp32=not half, weights=shapes.filter_weights),
         scans=times * flops.scan,
         chunked_scan_cycles=passes * shapes.scanned_states * CHUNKED_SCAN_CYCLES,
         kept_bytes=kept * passes,

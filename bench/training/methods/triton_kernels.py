@@ -113,8 +113,7 @@ def _refuse_depthwise(model: Model, target: Target) -> str | None:
 
 def _counts_depthwise(model: Model) -> bool:
     """Whether the formulas of a model's family count depthwise convolutions of seven by seven."""
-    shapes = family_of(model).operation_shapes(model)
-    return 0 < shapes.depthwise_operations == 2 * SIDE**2 * shapes.depthwise_elements
+    return family_of(model).operation_shapes(model).filter_weights == SIDE**2
 
 
 def _apply_depthwise(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:

@@ -7,6 +7,7 @@ Imports torch and transformers only when called, in the process of dry_build.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -272,10 +273,9 @@ class _Count:
     samples: int
     reads: bool  # whether whole numbers have contents, for code that reads what it computed
     outside: int = 0  # bytes of a sample that are kept outside of the blocks and of the loss
-    ends_before: list[int] = field(default_factory=list)  # of these, before each call of a block
     logits: int = 0  # of a sample
     kinds: dict[str, _Kind] = field(default_factory=dict)
-    calls: list[str] = field(default_factory=list)  # kinds, in the order of calls; blocks may be called again
+    calls: list[BlockCall] = field(default_factory=list)  # in their order; blocks may be called repeatedly
     long: Mapping[int, BlockKind] = field(default_factory=dict)  # kinds that do not run, by their order
     short: bool = False  # samples of a few steps, or without: no loop over them is too long
 
@@ -343,20 +343,17 @@ class _Count:
             tuple(blocks),
             self.logits,
             weights=self._weights_outside(),
-            before=self.ends_before[0] if self.ends_before else 0,
-            order=self._order() if len(blocks) > 1 else "",
+            before=self.calls[0].ends_before if self.calls else 0,
+            order=order_of(self.calls) if len(blocks) > 1 else "",
         )
-
-    def _order(self) -> str:
-        kinds = map([*self.kinds].index, self.calls)
-        return order_of(map(BlockCall, kinds, self.ends_before))
 
     @cached_property
     def plain(self) -> Sequence[Block]:
         """The blocks of each kind as PyTorch runs them, operation by operation."""
+        number = Counter(call.kind for call in self.calls)
         return [
-            Block(self.calls.count(name), kind.entry(self.samples), kind.inside, self._backward(kind))
-            for name, kind in self.kinds.items()
+            Block(number[place], kind.entry(self.samples), kind.inside, self._backward(kind))
+            for place, kind in enumerate(self.kinds.values())
         ]
 
     def block_kinds(self) -> list[BlockKind]:
@@ -385,10 +382,10 @@ class _Count:
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             name = kind_name(description, arguments, keywords)
-            self.ends_before.append(kept.bytes - self._ran())
-            self.calls.append(name)
+            ends_before = kept.bytes - self._ran()
             if name not in self.kinds:
                 self.kinds[name] = self._kind(block, description, name, forward, arguments, keywords, kept)
+            self.calls.append(BlockCall([*self.kinds].index(name), ends_before))
             return copied(self.kinds[name].result)
 
         call.__wrapped__ = forward  # type: ignore[attr-defined]

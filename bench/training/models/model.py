@@ -210,6 +210,11 @@ class OperationShapes:
     depthwise_operations: int = 0  # part of the operations of convolutions
     scanned_states: int = later(0)  # of scans of Mamba 2: positions times channels times states of a channel
 
+    @property
+    def filter_weights(self) -> float:
+        """The weights of a filter of the depthwise convolutions, in their mean; 0 if there are none."""
+        return self.depthwise_operations / (2 * max(1, self.depthwise_elements))
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:

@@ -487,7 +487,7 @@ def scan_mamba2_by(model_type: str, scan: Callable[..., Any] | None) -> None:
     evaluate_mamba2_plainly(model_type)
     fused = MAMBA2_FUNCTIONS[0]
     module = import_module(modeling_module(model_type))
-    setattr(module, fused, _plain(model_type, fused) if scan is None else partial(scan))
+    setattr(module, fused, scan or _plain(model_type, fused))
 
 
 def evaluate_mamba2_plainly(model_type: str) -> None:
@@ -513,6 +513,12 @@ def _plain(model_type: str, name: str) -> Callable[..., Any]:
     """Return transformers' own function of this name, without the wrapper that prefers another package's."""
     plain: Callable[..., Any] = inspect.unwrap(_functions_of_mixers(model_type)[name])
     return plain
+
+
+def _is_replaced(model_type: str, fused: Callable[..., Any]) -> bool:
+    """Whether a type's function for a whole mixer of Mamba 2 is not transformers' own."""
+    name = MAMBA2_FUNCTIONS[0]
+    return fused not in (_functions_of_mixers(model_type)[name], _plain(model_type, name))
 
 
 @cache
@@ -584,7 +590,7 @@ def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
         *inner, convolve, scan = functions = [getattr(module, name) for name in names]
         convolving = partial(instead, "convolutions", convolve)
         # A kernel of `scan_mamba2_by` has the parts' kernels, which read what it lowers.
-        if model_type in MAMBA2_MIXERS and isinstance(inner[0], partial):
+        if model_type in MAMBA2_MIXERS and _is_replaced(model_type, inner[0]):
             _, convolve, scan = _functions_of_mixers(model_type).values()
             convolving = partial(_lowering, partial(instead, "convolutions", convolve))
         before += ((module, name, function) for name, function in zip(names, functions, strict=True))
