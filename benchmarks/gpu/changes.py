@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from mixer_operator import mixer_operator
 from torch import Tensor
 
-from bench.training.models import generic
+from bench.training.models import generic, transposed_factors
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 
@@ -76,7 +75,7 @@ def mixers_in_graphs() -> Iterator[None]:
 
 
 class _AlongProduct(torch.autograd.Function):
-    """A linear layer whose backward pass copies factors, so that fewer of them lie across (product_layouts.py)."""
+    """A linear layer whose gradients are products with at most one factor across (product_layouts.py)."""
 
     @staticmethod
     def forward(ctx: Any, entry: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -88,9 +87,7 @@ class _AlongProduct(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         entry, weight = ctx.saved_tensors
         entries, gradients = entry.flatten(0, -2), grad_out.flatten(0, -2)
-        if _only_weights:
-            of_weight = gradients.t() @ entries
-        elif weight.size(1) <= weight.size(0):
+        if weight.size(1) <= weight.size(0):
             of_weight = _multiply(gradients, entries.t().contiguous(), True, True)
         else:
             of_weight = _multiply(gradients.t().contiguous(), entries, False, False)
@@ -98,7 +95,7 @@ class _AlongProduct(torch.autograd.Function):
         return of_input, of_weight, gradients.sum(0) if ctx.biased else None
 
 
-_linear, _only_weights = F.linear, False
+_linear = F.linear
 
 
 # An operator, because the compiler chooses the layout of a product's factors, but not of an operator's.
@@ -113,10 +110,8 @@ def _(left: Tensor, right: Tensor, turn_left: bool, turn_right: bool) -> Tensor:
 
 
 @contextmanager
-def factors_along(*, only_weights: bool = False) -> Iterator[None]:
-    """Multiply gradients in fp32 with at most one factor that lies across (product_layouts.py)."""
-    global _only_weights
-    _only_weights = only_weights
+def copies_by_compiler() -> Iterator[None]:
+    """Let the compiler write the copies of the method "transposed-factors", fused with what it computes."""
 
     def linear(entry: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         fp32 = weight.dtype == entry.dtype == torch.float32 and not torch.is_autocast_enabled()
@@ -127,9 +122,21 @@ def factors_along(*, only_weights: bool = False) -> Iterator[None]:
 
     F.linear = linear
     try:
-        yield
+        with factors_as_they_lie():
+            yield
     finally:
         F.linear = _linear
+
+
+@contextmanager
+def factors_as_they_lie() -> Iterator[None]:
+    """Leave the method "transposed-factors" without effect."""
+    plain = transposed_factors.take_over
+    transposed_factors.take_over = lambda _layer: None
+    try:
+        yield
+    finally:
+        transposed_factors.take_over = plain
 
 
 def padding(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
@@ -138,12 +145,12 @@ def padding(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
 
 
 CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "factors-along": factors_along,
+    "copies-by-compiler": copies_by_compiler,
+    "factors-as-they-lie": factors_as_they_lie,
     "loss-in-triton": loss_in_triton,
     "mixers-in-graphs": mixers_in_graphs,
     "never-padded": padding(shape_padding=False),
     "padded": padding(force_shape_pad=True),
     "parts-together": parts_together,
     "stages-as-blocks": stages_as_blocks,
-    "weights-along": partial(factors_along, only_weights=True),
 }

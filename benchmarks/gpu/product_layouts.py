@@ -21,6 +21,8 @@ from tabulate import tabulate
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
+from bench.training.models.transposed_factors import transposed, weight_gradient
+
 # Rows, width of the input and of the output, in ViT-L (256 images), ConvNeXt-XL (128 images) and Mamba.
 SHAPES = (
     "50432,1024,1024", "50432,1024,4096", "50432,4096,1024",
@@ -49,6 +51,7 @@ def measured(rows: int, width: int, out: int, precision: torch.dtype) -> dict[st
     sums = torch.zeros(out, width, device="cuda", dtype=torch.float32)
     turned_entry, turned_weight, turned_gradient = turned(entry), turned(weight), turned(gradient)
     wanted = gradient.t() @ entry
+    assert torch.equal(transposed(entry, gradient), entry.t())
     for left in (gradient, turned_gradient):
         for right in (entry, turned_entry):
             assert torch.allclose(left.t() @ right, wanted, rtol=0.05, atol=0.05 * rows**0.5)
@@ -64,6 +67,9 @@ def measured(rows: int, width: int, out: int, precision: torch.dtype) -> dict[st
         "copy of gradient": seconds(lambda: turned(gradient)),
         "copy of weight": seconds(lambda: turned(weight)),
         "uncompiled copy of entry": seconds(lambda: entry.t().contiguous()),
+        "bench's copy of entry": seconds(lambda: transposed(entry, gradient)),
+        "bench's copy of gradient": seconds(lambda: transposed(gradient, gradient)),
+        "weight, bench's copy": seconds(lambda: weight_gradient(gradient, entry)),
     }
     if precision == torch.float32:
         found["weight, both across, added"] = seconds(lambda: sums.addmm_(gradient.t(), entry))

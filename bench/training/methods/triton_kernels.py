@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from bench.training.methods.method import Method, Target, looking_for, unfit
 from bench.training.models import Model, family_of
 from bench.training.models.depthwise import SIDE
-from bench.training.vendor import transformers_source
+from bench.training.vendor import torch_inside, transformers_source
 
 if TYPE_CHECKING:
     from torch import nn
 
+HOPPER = "9.0"  # compute capability
 MAX_WIDTH = 4096  # elements of a row of norms, held in registers by one program; wider rows were not measured
 
 # Functions that apply a method import its kernels, which import Triton, which needs a GPU.
@@ -128,6 +129,25 @@ def _apply_depthwise(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -
         conv.forward = forward_of(conv)
 
 
+def _refuse_transposed_factors(model: Model, target: Target) -> str | None:
+    if model.recipe.precision != "fp32":
+        return "in half precision tensor cores read factors in both orders at the same rate"
+    found = target.compute_capability
+    if found not in (None, HOPPER):
+        return f"it was measured on GPUs of compute capability {HOPPER} alone, and this one has {found}"
+    return _refuse_cpu(target)
+
+
+def _apply_transposed_factors(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    import torch
+
+    from bench.training.models.transposed_factors import linear_layers_of, take_over
+
+    torch_inside.compute_once(torch.ops.bench.transposed.default)
+    for layer in linear_layers_of(whole):
+        take_over(layer)
+
+
 METHODS = (
     _method(
         name="rotary",  # splits the projection into query, key and value, and rotates the first two
@@ -182,5 +202,18 @@ METHODS = (
         },
         refuse=_refuse_depthwise,
         apply=_apply_depthwise,
+    ),
+    _method(
+        name="transposed-factors",
+        summary="gradients in TF32 by products with transposed copies, which tensor cores read faster",
+        not_exported_to={
+            "standalone": (
+                "transposed-factors is code of bench: without it products of gradients in TF32 take up to "
+                "half as long again, and a step takes longer than measured"
+            ),
+        },
+        requires={"tf32": "transposed-factors changes products in TF32 alone: add tf32"},
+        refuse=_refuse_transposed_factors,
+        apply=_apply_transposed_factors,
     ),
 )

@@ -172,6 +172,33 @@ def compute_parts_apart() -> None:
     torch.compiler.config.cache_key_tag += "+parts-apart"  # otherwise the caches return the other kernels
 
 
+def compute_once(operator: torch._ops.OpOverload) -> None:
+    """Let compiled code call an operator once for all calls of a graph that have the same first argument.
+
+    Relies on: the private table `lowerings` of the compiler, and `fallback_handler`, by which it calls
+    operators that it does not know. Why: bench gives operators a second argument only to tell when they run,
+    and the compiler takes two calls for one if all arguments are the same. No issue known.
+    Remove when an operator can be declared to run in the backward pass.
+    """
+    import torch
+    from torch._inductor import lowering
+    from torch._inductor.virtualized import V
+
+    if operator in lowering.lowerings:
+        return
+    call = lowering.fallback_handler(operator, add_to_fallback_set=False)
+
+    def first_result(*arguments: Any) -> Any:
+        results = vars(V.graph).setdefault("results_computed_once", {})
+        key = operator, V.graph.current_node.args[0]
+        if key not in results:
+            results[key] = call(*arguments)
+        return results[key]
+
+    lowering.lowerings[operator] = first_result
+    torch.compiler.config.cache_key_tag += f"+once-{operator}"  # otherwise the caches return the other code
+
+
 def fake_tensors() -> Any:
     """Return a context in which tensors have shapes but no contents.
 
