@@ -15,7 +15,8 @@ HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm", "triton"}
 IN_WORKER = (
     "runner/trial/", "runner/processes/worker.py", "runner/processes/node_member.py",
     "runner/check/torch_rig.py", "training/triton/", "training/optimizers/updates/", "export/templates/",
-    "training/models/fp8.py", "training/models/dit_module.py", "export/runtime.py",
+    "training/models/fp8.py", "training/models/transposed_factors.py", "training/models/dit_module.py",
+    "export/runtime.py",
 )  # fmt: skip
 # Neither at import nor when called.
 WITHOUT_TORCH = ("base/", "packages/", "environment/", "signing/", "records/", "bundle/", "node_check/",

@@ -41,11 +41,9 @@ class Questions:
         return questions
 
     def of_speed(self) -> Iterator[Question]:
-        yield self.change("stages-as-blocks", "swin-tiny", 128, 250)
-        yield self.change("mixers-in-graphs", "falcon-h1-1.5b", 16, 500)
-        yield self.change("mixers-in-graphs", "granite-h-1b", 16, 500)
-        for name, micro_batch in (("falcon-h1-1.5b", 16), ("swin-tiny", 128)):
-            yield self.script(f"peaks-{name}", 300, "peaks.py", name, str(micro_batch))
+        yield self.change("mixers-in-graphs", "granite-h-1b", 16, 300)
+        for name in ("swin-large", "segformer-b5"):
+            yield self.change("stages-as-blocks", name, 32, 500)
         prove = {"steps": 3, "minutes": 1}
         yield self.run("mamba2-2.7b", 400, "mamba2-2.7b", 4, ["free-lunch"], prove=prove)
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")

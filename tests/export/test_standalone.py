@@ -269,7 +269,7 @@ def test_plain_leaves_out_exactly_the_methods_of_bench_that_only_make_steps_fast
     every = replace(trial_of("tiny-gpt-neox"), setting=tuple(known_methods()))
     assert {*known_methods()} - {*standalone.plain(every).setting} == {
         "rotary", "gelu", "norms", "depthwise", "flex-attention", "joined-products", "padded-head",
-        "cuda-graphs",
+        "transposed-factors", "cuda-graphs",
     }  # fmt: skip
 
 

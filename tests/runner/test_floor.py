@@ -17,7 +17,7 @@ from bench.records.trial import Timing, Trial
 from bench.runner.processes.jobs import FloorJob
 from bench.runner.processes.worker import dispatch
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import aligned, measure_floor
+from bench.runner.trial.floor import aligned, along_sums, measure_floor
 from bench.runner.trial.recorded_computations import GROUPED, Computation, recorded
 from bench.runner.trial.team import Team
 from bench.training.methods import arithmetic
@@ -106,6 +106,18 @@ def test_products_of_odd_sizes_are_timed_with_aligned_rows() -> None:
             assert all(size % 8 == 0 for form in product.forms for size in form.shape)
     unchanged = of_kind(LLAMA, "products", ("kernels",))
     assert [*map(aligned, unchanged)] == unchanged
+
+
+def test_products_whose_factors_the_setting_transposes_are_timed_along_their_sums() -> None:
+    products = of_kind(TINY["tiny-vit"], "products", ("tf32", "transposed-factors"))
+    plain = of_kind(TINY["tiny-vit"], "products", ("tf32",))
+    assert [each.forms for each in products] == [each.forms for each in plain]
+    for found in map(along_sums, products):
+        left, right = found.arguments[-2:]
+        assert left.strides == (left.shape[1], 1) and right.strides == (1, right.shape[0])
+    assert any(along_sums(each) != each for each in products)
+    for product in of_kind(LLAMA, "products"):  # in half precision
+        assert along_sums(product) == product
 
 
 def test_the_floor_of_experts_in_fp16_is_measured() -> None:

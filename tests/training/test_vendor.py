@@ -89,6 +89,26 @@ def test_the_compiler_s_modules_can_be_imported_ahead() -> None:
         assert importlib.util.find_spec(name), gone(torch_inside, f"torch has no module {name}")
 
 
+def test_the_keys_of_compiled_code_contain_the_code_of_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.codecache import FxGraphHashDetails
+
+    assert "cache_key_tag" in inspect.getsource(FxGraphHashDetails), gone(
+        torch_inside, "the keys of compiled graphs lack `cache_key_tag`"
+    )
+    with torch.compiler.config.patch(cache_key_tag="test"):
+        for _ in range(2):
+            torch_inside.keep_compiled_code_apart()
+        tag = torch.compiler.config.cache_key_tag
+        assert re.fullmatch("test[+]bench-[0-9a-f]{16}", tag)
+        torch_inside._own_code.cache_clear()
+        changed = Path(torch_inside.__file__)
+        plain = Path.read_bytes
+        monkeypatch.setattr(Path, "read_bytes", lambda file: plain(file) + b"#" * (file == changed))
+        torch_inside.keep_compiled_code_apart()
+        assert torch.compiler.config.cache_key_tag.startswith(f"{tag}+bench-")
+    torch_inside._own_code.cache_clear()
+
+
 def test_the_compiler_s_triton_kernels_know_which_tensors_an_earlier_loop_wrote() -> None:
     from torch._inductor.codegen.common import CSE
     from torch._inductor.codegen.triton import TritonKernel
@@ -203,6 +223,36 @@ def test_parts_that_a_product_reads_are_computed_apart_and_others_are_fused(
         torch.testing.assert_close(found, torch.autograd.grad(gated(x), x)[0])
         torch.testing.assert_close(torch.compile(joined)(x.detach()), joined(x.detach()))
     assert together == [2, 2], gone(torch_inside, "copies are computed apart")
+
+
+def test_compiled_code_calls_an_operator_once_for_one_first_argument() -> None:
+    from torch._inductor import lowering
+
+    calls = list[float]()
+
+    @torch.library.custom_op("bench_test::doubled", mutates_args=())
+    def doubled(x: torch.Tensor, when: torch.Tensor) -> torch.Tensor:
+        calls.append(float(x[0]))
+        return 2 * x
+
+    doubled.register_fake(lambda x, _when: torch.empty_like(x))
+    operator = torch.ops.bench_test.doubled.default
+
+    def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return doubled(x, x.sin()) + doubled(x, y) + doubled(y, x)
+
+    x, y = torch.ones(3), torch.zeros(3)
+    with torch.compiler.config.patch(cache_key_tag="test"):
+        torch.testing.assert_close(torch.compile(twice)(x, y), twice(x, y))
+        assert sorted(calls) == [0, 0, 1, 1, 1, 1]  # compiled and not
+        for _ in range(2):  # the second call changes nothing
+            torch_inside.compute_once(operator)
+        assert torch.compiler.config.cache_key_tag == f"test+once-{operator}"
+        torch._dynamo.reset()
+        calls.clear()
+        torch.testing.assert_close(torch.compile(twice)(x, y), twice(x, y))
+    lowering.lowerings.pop(operator)
+    assert sorted(calls) == [0, 0, 1, 1, 1], gone(torch_inside, "operators are not lowered by `lowerings`")
 
 
 def test_fake_tensors_have_a_shape_and_no_contents() -> None:

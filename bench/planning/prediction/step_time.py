@@ -21,12 +21,15 @@ from bench.planning.prediction.kernel_rates import (
     DepthwiseKernel,
     depthwise_cycles,
 )
-from bench.training.methods import RECORDED, arithmetic, known_methods
+from bench.training.methods import RECORDED, TRANSPOSED_FACTORS, arithmetic, known_methods
 from bench.training.models import Counted, Model, Parts, Precision, words_of
 from bench.training.models.footprint import copies_logits
 from bench.training.setting import Setting, halves_weights, in_group
 
 BACKWARD = 2  # products of a backward pass, in those of a forward pass
+# Products of linear layers with transposed factors take this share of the time without, the copies included:
+# 0.875 in vit-l and 0.886 in convnext-xl (results/transposed-h200/product-layouts.jsonl).
+TRANSPOSED_TIME = 0.88
 BACKWARD_ATTENTION = 2.5  # fused attention computes the scores again
 FP32, HALF = 4, 2
 # A logit is written by the head's product, read by the loss, read again and overwritten with its gradient;
@@ -124,6 +127,7 @@ class Work:
     exchanged_each_pass: Collectives
     exchanged_each_step: Collectives
     updated: float  # parameters that one GPU updates
+    products_time: float = 1.0  # a share of that with factors as they lie in memory
 
     def sent_bytes(self, passes: int) -> float:
         """Return the bytes that each GPU sends in a step of `passes` passes."""
@@ -232,6 +236,7 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
         exchanged_each_pass=each_pass,
         exchanged_each_step=each_step,
         updated=parameters / gpus if sharded else parameters,
+        products_time=TRANSPOSED_TIME if TRANSPOSED_FACTORS in setting else 1.0,
     )
 
 
@@ -294,7 +299,9 @@ def step_time(
     """Divide the work of a step by the rates of a card."""
     products, whole = rates.products(precision), precision == "fp32"
     times = {
-        "products": work.products / (products * (m.products_in_fp32 if whole else m.products)),
+        "products": work.products_time
+        * work.products
+        / (products * (m.products_in_fp32 if whole else m.products)),
         "attention": attention_seconds(work, rates, precision, m),
         "convolutions": work.dense_convolutions / (products * DENSE_CONVOLUTIONS)
         + work.depthwise_cycles / rates.cycles,

@@ -8,6 +8,8 @@ What the floor is not:
 - Attention is PyTorch's fused one, also if the setting has FlexAttention or none.
 - Products with sizes that are no multiple of 8, such as a vocabulary of 65,537 words, are timed with the next
   multiple: settings pad them too, because kernels are several times slower on rows that are not aligned.
+- Products in TF32 are timed with both factors in the order that tensor cores read, if the setting copies them
+  to that order; the time of these copies is left out.
 - Layers that read the same tensor are timed one by one, also if the setting joins them to one product.
 - Convolutions are torch's own, in the layout of the unchanged model, also if the setting has other kernels.
 - Sums that products add to memory in some settings, and products that checkpointing repeats, are left out.
@@ -42,7 +44,7 @@ from bench.runner.trial.recorded_computations import (
     TensorForm,
     recorded,
 )
-from bench.training.methods import prepare_all
+from bench.training.methods import TRANSPOSED_FACTORS, prepare_all
 from bench.training.models.footprint import ROW_MULTIPLE
 
 SPREAD = 0.05  # standard deviation of the random numbers: on zeros, a GPU draws less power and is faster
@@ -60,7 +62,8 @@ def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float 
     device.cap_memory(trial.memory_cap_bytes)
     torch.manual_seed(trial.seed)
     prepare_all(trial.setting)
-    calls = _calls(recorded(trial.model, trial.setting, trial.micro_batch), device)
+    recording = recorded(trial.model, trial.setting, trial.micro_batch)
+    calls = _calls(recording, device, transposed=TRANSPOSED_FACTORS in trial.setting)
     emit({"phase": "warm-up"})
     _timed(calls, device, min(WARM_SECONDS, trial.timing.warmup_seconds))
     emit({"phase": "measure"})
@@ -68,9 +71,13 @@ def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float 
     return Floor(passes, *(seconds[kind] / passes for kind in KINDS))
 
 
-def _calls(recording: Recording, device: Device) -> Mapping[Kind, Sequence[tuple[Call, int]]]:
+def _calls(
+    recording: Recording, device: Device, *, transposed: bool
+) -> Mapping[Kind, Sequence[tuple[Call, int]]]:
     """Return by kind the recorded calls on random numbers of a device, each with its number in a pass."""
     computations = {key: aligned(each) for key, each in recording.computations.items()}
+    if transposed:
+        computations = {key: along_sums(each) for key, each in computations.items()}
     extents = [form.extent for each in computations.values() for form in each.forms]
     numbers = torch.empty(max(extents, default=0), device=device.torch).normal_(0, SPREAD)
     pools: dict[torch.dtype, Tensor] = {}  # every tensor is a view of the pool of its precision
@@ -109,6 +116,18 @@ def aligned(computation: Computation) -> Computation:
         return replace(form, shape=shape, strides=strides)
 
     return replace(computation, arguments=tree_map(widened, computation.arguments))
+
+
+def along_sums(computation: Computation) -> Computation:
+    """Return a product of two matrices in fp32 with the numbers that one sum multiplies side by side."""
+    if computation.function not in MATRIX_PRODUCTS:
+        return computation
+    *others, left, right = computation.arguments
+    if left.dtype != torch.float32:
+        return computation
+    left = replace(left, strides=(left.shape[1], 1))
+    right = replace(right, strides=(1, right.shape[0]))
+    return replace(computation, arguments=(*others, left, right))
 
 
 def _with_equal_groups(left: Tensor, right: Tensor, ends: Tensor, *rest: Any) -> tuple[Any, ...]:

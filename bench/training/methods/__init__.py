@@ -33,6 +33,7 @@ from bench.training.methods.cuda_graphs import why_not_recorded
 from bench.training.methods.method import Method as Method
 from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
+from bench.training.methods.triton_kernels import TRANSPOSED_FACTORS as TRANSPOSED_FACTORS
 from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
 from bench.training.models.model import ADAPTERS
 from bench.training.models.probe import tiny_input

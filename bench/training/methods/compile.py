@@ -38,6 +38,7 @@ def compile_something() -> None:
 
 
 def _prepare_whole() -> None:
+    torch_inside.keep_compiled_code_apart()
     torch_inside.wait_between_reduction_loops()
     torch_inside.read_rows_without_dimension()
     torch_inside.compute_parts_apart()

@@ -13,6 +13,7 @@ from bench.training.vendor import torch_inside, transformers_source
 if TYPE_CHECKING:
     from torch import nn
 
+TRANSPOSED_FACTORS = "transposed-factors"  # the method's name
 HOPPER = "9.0"  # compute capability
 MAX_WIDTH = 4096  # elements of a row of norms, held in registers by one program; wider rows were not measured
 
@@ -204,7 +205,7 @@ METHODS = (
         apply=_apply_depthwise,
     ),
     _method(
-        name="transposed-factors",
+        name=TRANSPOSED_FACTORS,
         summary="gradients in TF32 by products with transposed copies, which tensor cores read faster",
         not_exported_to={
             "standalone": (

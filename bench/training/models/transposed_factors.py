@@ -1,8 +1,8 @@
 """Linear layers in fp32 whose gradients are products with transposed copies, for the units of Hopper GPUs.
 
-In TF32 these units read both factors of a product along its sums. A weight's gradient sums over rows, across
-which both factors lie in memory, and the gradient of an input sums over a weight's rows. Such products take up
-to half as long again (docs/methods.md). Imports torch at module level.
+In TF32 these units read both factors of a product along its sums. A weight's gradient sums over rows, and
+both factors lie across them in memory; the gradient of an input sums over a weight's rows. Such products take
+up to half as long again (docs/methods.md). Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def transposed(matrix: Tensor, change: Tensor) -> Tensor:  # noqa: ARG001
     The gradient `change` is an argument so that the compiler makes the copy in the backward pass. Otherwise
     it makes the copy in the forward pass, and keeps it beside the matrix.
     """
-    out = _room_for_transposed(matrix)
+    out = room_for_transposed(matrix)
     if not matrix.is_cuda:
         return out.copy_(matrix.t())
     from bench.training.triton.transpose import write_transposed  # imports Triton, which needs a GPU
@@ -90,12 +90,12 @@ def transposed(matrix: Tensor, change: Tensor) -> Tensor:  # noqa: ARG001
 
 
 @transposed.register_fake
-def _room_for_transposed(matrix: Tensor, _change: Tensor | None = None) -> Tensor:
-    """Return memory for a copy, whose rows do not start at multiples of a power of two.
+def room_for_transposed(matrix: Tensor, _change: Tensor | None = None) -> Tensor:
+    """Return memory for a copy, in which an odd number of lines lies between the starts of rows.
 
-    Many of these multiples share a few places in the GPU's caches: with 401,408 rows a copy took four times
-    as long (docs/methods.md).
+    Rows that start at multiples of a large power of two share a few places in the GPU's caches: with 401,408
+    rows and no line between them, a copy by the compiler took nine times as long (docs/methods.md).
     """
     rows, columns = matrix.shape
-    stride = math.ceil(rows / LINE) * LINE + LINE
+    stride = LINE * (math.ceil(rows / LINE) | 1)
     return matrix.new_empty_strided((columns, rows), (stride, 1))

@@ -222,6 +222,19 @@ if __name__ == "__main__":
             print("alike", gpus, *beside)
 """
 
+TRANSPOSE = """
+import torch
+from bench.training.models.transposed_factors import room_for_transposed
+from bench.training.triton.transpose import write_transposed
+
+for rows, columns in ((300, 70), (128, 64), (5, 8), (1000, 16)):
+    matrix = torch.randn(rows, columns)
+    out = room_for_transposed(matrix)
+    write_transposed(matrix, out)
+    assert torch.equal(out, matrix.t())
+    print("alike", rows, columns)
+"""
+
 LOSS = """
 import torch
 from bench.training.triton.loss import loss_and_gradient
@@ -275,11 +288,12 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (ADDING, 3),
         (GELU, 4),
         (NORMS, 2),
+        (TRANSPOSE, 4),
         (LOSS, 2),
         (TRAINING, 7),
         (SEVERAL, 4),
     ],
-    ids=["depthwise", "rotary", "adding", "gelu", "norms", "loss", "training", "several"],
+    ids=["depthwise", "rotary", "adding", "gelu", "norms", "transpose", "loss", "training", "several"],
 )
 def test_interpreted_they_compute_what_pytorch_computes(triton: Path, program: str, times: int) -> None:
     environment = os.environ | {
