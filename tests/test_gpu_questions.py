@@ -15,7 +15,9 @@ import pytest
 from bench.base.gpu_catalogue import find_gpu_model
 from bench.planning.manifest import load_manifest
 from bench.planning.plan import make_plan
-from bench.training.methods import Target
+from bench.training.methods import Target, free_lunch, ordered
+from bench.training.models import known_models
+from tests.targets import H200
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks/gpu"
 MUCH_SECONDS = 600.0
@@ -160,6 +162,13 @@ def test_bench_reads_each_manifest_of_the_campaign(campaign: ModuleType, tmp_pat
     for path in tmp_path.glob("*.manifest.json"):
         manifest = load_manifest(path)
         assert manifest.prove is not None
+
+
+def test_the_campaign_measures_today_s_free_lunch_beside_half_weights(campaign: ModuleType) -> None:
+    for each in campaign.MEASUREMENTS:
+        if each.methods != ["free-lunch"]:
+            lunch = free_lunch(known_models()[each.model], H200, ("half-weights",))
+            assert ordered(*each.methods) == lunch, each.model
 
 
 def test_a_model_on_every_gpu_is_proved_on_one_and_measured_on_the_others(campaign: ModuleType) -> None:
