@@ -67,6 +67,7 @@ CAMPAIGN = (
     "proof-h100",
     "zoo-h200",
     "certified-h200",
+    "transposed-h200",
     "gradients/pythia-160m",
     "side-by-side-h200/pythia-160m-gelu",
 )
@@ -96,6 +97,7 @@ TODAYS_KERNELS = (
     "seven-h200/",
     "zoo-h200/",
     "frontier-",
+    "transposed-h200/",
     "side-by-side-h200/vit-gelu",
 )
 OLDER_FLEX, OLDER_DEPTHWISE = 1.67, 2.65

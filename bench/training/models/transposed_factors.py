@@ -1,8 +1,8 @@
-"""Linear layers in fp32 whose gradients are products with transposed copies, for the units of Hopper GPUs.
+"""Linear layers in fp32 whose gradients are products with transposed copies, for tensor cores of Hopper.
 
-In TF32 these units read both factors of a product along its sums. A weight's gradient sums over rows, and
-both factors lie across them in memory; the gradient of an input sums over a weight's rows. Such products take
-up to half as long again (docs/methods.md). Imports torch at module level.
+In TF32 these read both factors of a product along its sums. A weight's gradient sums over rows, and both
+factors lie across them in memory; the gradient of an input sums over a weight's rows. Such products take up
+to half as long again (docs/methods.md). Imports torch at module level.
 """
 
 from __future__ import annotations
