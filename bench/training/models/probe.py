@@ -26,16 +26,24 @@ ROUNDING = 1e-2
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Let a model drop no units and keep no activations within the context."""
+    """Let a model drop no units and keep no activations within the context.
+
+    Afterwards its modules have the attributes and parts that they had: on a short sample, for instance, the
+    code of BigBird replaces sparse attention by full attention for good. Contents of tensors stay changed.
+    """
     import torch
 
-    training = model.training
+    before = [(part, dict(vars(part)), dict(part._modules)) for part in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(training)
+        for part, attributes, parts in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+            part._modules.clear()
+            part._modules.update(parts)
 
 
 @contextmanager
