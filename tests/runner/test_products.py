@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from bench.runner.trial.fused_gradient_sums import (
     add_up_rows,
     adds_up,
     adds_up_rows,
+    join_products,
 )
 
 
@@ -177,3 +181,79 @@ def test_small_and_customised_embeddings_are_left_to_autograd() -> None:
         Own(MIN_ROWS, 8),
     )
     assert not any(map(adds_up_rows, others))
+
+
+# Products of several layers that read the same tensor
+
+CALLS: dict[str, Callable[[nn.ModuleList, Tensor], list[Tensor]]] = {
+    "in order": lambda layers, entry: [layer(entry) for layer in layers],
+    "in another order": lambda layers, entry: [layers[number](entry) for number in (2, 0, 1)],
+    "the first one alone": lambda layers, entry: [layers[0](entry)],
+    "another one alone": lambda layers, entry: [layers[1](entry)],
+    "all but one": lambda layers, entry: [layers[0](entry), layers[2](entry)],
+    "all of them twice": lambda layers, entry: [layer(entry) for _ in range(2) for layer in layers],
+    "one of them twice": lambda layers, entry: [layers[number](entry) for number in (0, 1, 1, 2)],
+    "on another tensor": lambda layers, entry: [layers[0](entry), layers[1](entry * 2), layers[2](entry)],
+    "on rows of the tensor": lambda layers, entry: [layers[0](entry), layers[1](entry[:1]), layers[2](entry)],
+    "on a single row": lambda layers, entry: [layers[0](entry), layers[1](entry[0, 0])],
+    "with changed results": lambda layers, entry: [
+        layers[0](entry).mul_(2), layers[1](entry), layers[2](entry).view(15, 2, 4).add_(1),
+    ],
+    "without gradients of the tensor": lambda layers, entry: [
+        layer(entry.detach()).mul_(2) for layer in layers
+    ],
+}  # fmt: skip
+
+
+def three_layers(bias: bool) -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList(nn.Linear(16, rows, bias=bias) for rows in (24, 8, 8))
+
+
+def results_and_gradients(
+    layers: nn.ModuleList, calls: Callable[[nn.ModuleList, Tensor], list[Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Call the layers in two passes; return the results, and gradients of the tensors and the biases."""
+    torch.manual_seed(1)
+    entries = [torch.randn(3, 5, 16, requires_grad=True) for _ in range(2)]
+    results = []
+    for entry in entries:
+        found = calls(layers, entry)
+        torch.autograd.backward(found, [torch.randn(result.shape) for result in found])
+        results += [result.detach() for result in found]
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    leaves = [*entries, *biases]
+    return results, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+
+
+def assert_joined_layers_compute_the_same(
+    bias: bool,
+    calls: Callable[[nn.ModuleList, Tensor], list[Tensor]],
+    changed: Callable[..., Any] = lambda calls: calls,
+) -> None:
+    plain, joined = three_layers(bias), three_layers(bias)
+    expected, gradients = results_and_gradients(plain, calls)
+    sums = torch.zeros(40 * 16 + 8)
+    join_products(list(joined), sums, 8)
+    found, others = results_and_gradients(joined, changed(calls))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(others, gradients)
+    for layer, other, part in zip(plain, joined, sums[8:].view(40, 16).split([24, 8, 8]), strict=True):
+        total = part if other.weight.grad is None else part + other.weight.grad
+        given = torch.zeros_like(total) if layer.weight.grad is None else layer.weight.grad
+        torch.testing.assert_close(total, given)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("calls", CALLS.values(), ids=CALLS)
+def test_joined_layers_compute_the_same_however_they_are_called(
+    bias: bool, calls: Callable[[nn.ModuleList, Tensor], list[Tensor]]
+) -> None:
+    assert_joined_layers_compute_the_same(bias, calls)
+
+
+@pytest.mark.parametrize("calls", CALLS.values(), ids=CALLS)
+def test_compiled_joined_layers_compute_the_same_however_they_are_called(
+    calls: Callable[[nn.ModuleList, Tensor], list[Tensor]], without_inductor: None
+) -> None:
+    assert_joined_layers_compute_the_same(True, calls, lambda calls: torch.compile(calls, dynamic=False))

@@ -7,7 +7,7 @@ zero. Imports torch at module level.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -94,50 +94,66 @@ class _Rows(torch.autograd.Function):
         return None, None, None, None
 
 
-def multiply_alike(layers: Sequence[nn.Linear]) -> bool:
-    """Whether layers multiply in one precision: all of them in fp8, or none."""
-    return len({multiplies_in_fp8(layer) for layer in layers}) == 1
+def groups_to_join(groups: Sequence[Sequence[nn.Linear]]) -> list[list[nn.Linear]]:
+    """Return of each group the layers whose products can be one, without groups of which one is left or none.
+
+    A layer whose forward pass a method has replaced computes more than a product. The layers of a group
+    multiply in one precision: all of them in fp8, or none.
+    """
+    fitting = [[one for one in group if adds_up(one) and "forward" not in vars(one)] for group in groups]
+    return [group for group in fitting if len(group) > 1 and len(set(map(multiplies_in_fp8, group))) == 1]
 
 
 def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None:
     """Let the first of several layers that read the same tensor compute the product of all.
 
     Their weights become rows of one matrix. Their gradients are added up in `sums`, side by side from `start`
-    on. The model calls the layers in this order. All layers have a bias, or none has one.
+    on. All layers have a bias, or none has one.
+
+    Code may call layers in another order, under a condition, more than once or on other tensors than the
+    first one, and may change results in place: a layer that finds no result of its own for the tensor that it
+    is given computes its product alone.
     """
     rows, width = [len(layer.weight) for layer in layers], layers[0].weight.size(1)
     matrix = torch.cat([layer.weight.data for layer in layers])
     total = sums[start : start + matrix.numel()].view(sum(rows), width)
-    for layer, part in zip(layers, matrix.split(rows), strict=True):
+    for layer, part, sums_of_part in zip(layers, matrix.split(rows), total.split(rows), strict=True):
         layer.weight.data = part
-    waiting: list[tuple[Tensor, Tensor]] = []  # entry and result of the layers that were not called yet
+        add_up_in_products(layer, sums_of_part)
+    waiting: dict[int, tuple[Tensor, Tensor]] = {}  # entries and results of the layers still to be called
     first, *others = layers
-    in_fp8 = multiplies_in_fp8(first)
+    joined = _JoinedFp8Product if multiplies_in_fp8(first) else _JoinedProduct
     first.register_buffer("matrix", matrix, persistent=False)
-    first.register_buffer("sums", total.data, persistent=False)
+    first.register_buffer("sums_of_all", total.data, persistent=False)
+    first_alone: Callable[[Tensor], Tensor] = first.forward
 
     def compute_all(entry: Tensor) -> Tensor:
+        if not entry.requires_grad or entry.dim() < 2:
+            return first_alone(entry)
         biases = [layer.bias for layer in layers if layer.bias is not None]
-        if entry.requires_grad:
-            joined = _JoinedFp8Product if in_fp8 else _JoinedProduct
-            parts = joined.apply(entry, first.matrix, first.sums, rows, *biases)
-        else:  # for an input without a gradient the compiler would drop the operator
-            matrix = torch.cat([layer.weight for layer in layers])
-            product = linear_in_fp8 if in_fp8 else F.linear
-            parts = product(entry, matrix, torch.cat(biases) if biases else None).split(rows, -1)
-        waiting[:] = [(entry, result) for result in parts[1:]]
-        own: Tensor = parts[0]
+        own: Tensor
+        own, *results = joined.apply(entry, first.matrix, first.sums_of_all, rows, *biases)
+        waiting.update(enumerate((entry, result) for result in results))
         return own
 
-    def take_over(entry: Tensor) -> Tensor:
-        known, result = waiting.pop(0)
-        if known is not entry:
-            raise RuntimeError("layers that were joined to one product read different tensors")
-        return result
+    def taking_over(number: int, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+        alone: Callable[[Tensor], Tensor] = layer.forward
+
+        def take_over(entry: Tensor) -> Tensor:
+            known, result = waiting.pop(number, (None, entry))
+            return result if known is entry else alone(entry)
+
+        return take_over
 
     first.forward = compute_all
-    for layer in others:
-        layer.forward = take_over
+    for number, layer in enumerate(others):
+        layer.forward = taking_over(number, layer)
+
+
+def _in_parts(found: Tensor, rows: list[int]) -> tuple[Tensor, ...]:
+    """Split the result of a joined product into those of its layers, which code may change in place."""
+    # `data`, because autograd forbids to change one of several views.
+    return tuple(part.data for part in found.split(rows, -1))
 
 
 # The products are operators, so that torch.compile calls them without tracing into them.
@@ -156,9 +172,7 @@ class _JoinedProduct(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(entry, matrix, sums)
         ctx.biased = bool(biases)
-        found = F.linear(entry, matrix, torch.cat(biases) if biases else None)
-        parts: tuple[Tensor, ...] = found.split(rows, -1)
-        return parts
+        return _in_parts(F.linear(entry, matrix, torch.cat(biases) if biases else None), rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -177,8 +191,7 @@ class _JoinedFp8Product(torch.autograd.Function):
         ctx.save_for_backward(entry, matrix, sums)
         ctx.biased = bool(biases)
         found = product_in_fp8(entry, matrix)
-        parts: tuple[Tensor, ...] = (found + torch.cat(biases) if biases else found).split(rows, -1)
-        return parts
+        return _in_parts(found + torch.cat(biases) if biases else found, rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

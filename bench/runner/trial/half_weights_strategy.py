@@ -18,8 +18,8 @@ from bench.runner.trial.fused_gradient_sums import (
     add_up_rows,
     adds_up,
     adds_up_rows,
+    groups_to_join,
     join_products,
-    multiply_alike,
 )
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import (
@@ -48,8 +48,9 @@ class HalfWeightsStrategy(SingleDevice):
         super().__init__(whole, recipe, device, fused)
         self.computed = trained(whole)
         copies = dict(zip(self.computed, self.weights, strict=True))
-        siblings = [group for group in whole.siblings if all(layer.weight in copies for layer in group)]
-        joined = [group for group in siblings if all(map(adds_up, group)) and multiply_alike(group)]
+        joined = groups_to_join(
+            [[layer for layer in group if layer.weight in copies] for group in whole.siblings]
+        )
         side_by_side = dict.fromkeys(layer.weight for group in joined for layer in group)
         self.gradients = _flat_gradients([copies[weight] for weight in side_by_side | copies])
         half = HALF[recipe.precision]
