@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.training.methods.method import Method, Target, unfit
+from bench.training.methods.method import Method, Target, looking_for
 from bench.training.models import Model
 from bench.training.vendor import transformers_source
 
@@ -25,9 +25,8 @@ def _refuse(model: Model, _target: Target) -> str | None:
 def _find(model: Model, whole: nn.Module) -> None:
     from bench.training.models.siblings import siblings_of
 
-    whole.siblings = siblings_of(whole.model, model)
-    if not whole.siblings:
-        raise unfit("joined-products", model, "no two linear layers read the same tensor")
+    with looking_for("joined-products", model):
+        whole.siblings = siblings_of(whole.model, model)
 
 
 METHODS = (

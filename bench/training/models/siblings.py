@@ -1,4 +1,4 @@
-"""Linear layers that read the same tensor, found by running the model once.
+"""Linear layers that read the same tensor, found by running the model once and tried by running it again.
 
 Imports torch only when called, in a worker.
 """
@@ -6,21 +6,56 @@ Imports torch only when called, in a worker.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bench.training.models.model import Model
-from bench.training.models.probe import at_rest, tiny_input
+from bench.training.models import Model, family_of
+from bench.training.models.probe import close, first_call, on_tiny_input
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 def siblings_of(module: nn.Module, model: Model) -> list[tuple[nn.Linear, ...]]:
-    """Return groups of plain linear layers that a model calls on the same tensor.
+    """Return groups of plain linear layers of one block that a model calls on the same tensor.
 
-    The layers of a group are in the order of their calls; all have a bias, or none has one. Layers that are
-    called more than once in a pass are left out.
+    The layers of a group are in the order of their calls; all have a bias, or none has one. Layers whose
+    weights are used more than once in a pass are left out: each weight has one place beside those of others.
+    Layers of two blocks are not in one group, because a block that is compiled or computed again runs alone.
+    Raises LookupError if there are no groups, if the model cannot run on a tiny input, or if its code gives
+    another output once the results of layers lie side by side.
     """
+    with on_tiny_input(module, model) as answer:
+        with first_call():
+            calls, expected = _watched(module, answer)
+        groups = _groups(calls, family_of(model).blocks(module))
+        if not groups:
+            raise LookupError("no two linear layers of a block read the same tensor, each in one call")
+        with _side_by_side([layer for group in groups for layer in group]):
+            if not close(_tried(answer), expected):
+                raise LookupError("the model gives another output if results of layers lie side by side")
+    return groups
+
+
+def _groups(
+    calls: Sequence[tuple[nn.Linear, Tensor]], blocks: Sequence[nn.Module]
+) -> list[tuple[nn.Linear, ...]]:
+    """Return the layers that read the same tensor, by the calls of a pass."""
+    block_of = {part: number for number, block in enumerate(blocks) for part in block.modules()}
+    times = Counter(layer.weight for layer, _ in calls)
+    groups: dict[Hashable, list[nn.Linear]] = {}
+    for layer, entry in calls:
+        if times[layer.weight] == 1:
+            kind = (id(entry), block_of.get(layer), layer.bias is None)
+            groups.setdefault(kind, []).append(layer)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _watched(
+    module: nn.Module, answer: Callable[[], Tensor]
+) -> tuple[list[tuple[nn.Linear, Tensor]], Tensor]:
+    """Return the calls of a model's plain linear layers in order, with what they read, and its answer."""
     from torch import nn
 
     calls: list[tuple[nn.Linear, Tensor]] = []
@@ -32,14 +67,32 @@ def siblings_of(module: nn.Module, model: Model) -> list[tuple[nn.Linear, ...]]:
     plain = [part for part in module.modules() if type(part) is nn.Linear]
     hooks = [layer.register_forward_pre_hook(note) for layer in plain]
     try:
-        with at_rest(module):
-            module(**tiny_input(module, model))
+        return calls, answer()
     finally:
         for hook in hooks:
             hook.remove()
-    times = Counter(layer for layer, _ in calls)
-    groups: dict[tuple[int, bool], list[nn.Linear]] = {}
-    for layer, entry in calls:
-        if times[layer] == 1:
-            groups.setdefault((id(entry), layer.bias is None), []).append(layer)
-    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+@contextmanager
+def _side_by_side(layers: Sequence[nn.Linear]) -> Iterator[None]:
+    """Let the results of layers lie in memory as those of a joined product do: rows with others between."""
+    import torch
+
+    def apart(_layer: nn.Module, _entries: Any, result: Tensor) -> Tensor:
+        return torch.cat([result, result], -1)[..., : result.size(-1)]
+
+    hooks = [layer.register_forward_hook(apart) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tried(answer: Callable[[], Tensor]) -> Tensor:
+    """Return the model's answer; raises LookupError if its code fails."""
+    try:
+        return answer()
+    except Exception as error:  # an architecture's code may raise anything
+        reason = f"the model cannot run if results of layers lie side by side: {error}"
+        raise LookupError(reason[:200]) from error
