@@ -233,11 +233,6 @@ def test_code_that_needs_results_in_one_piece_is_refused(
 
 NOTHING_TO_JOIN = {"albert", "gpt-sw3", "granitemoehybrid", "hrm_text", "phi4_multimodal", "rwkv", "zamba"}
 NOT_IN_HALF = {"minimax", "mra"}  # their code mixes precisions, so that half-weights are refused
-NOT_RECOMPUTED = {
-    "reformer",
-    "t5gemma",
-    "t5gemma2",
-}  # checkpointing fails, whatever is joined
 OF_ITSELF: dict[str, dict[str, Any]] = {  # computes the same in each pass only so
     "reformer": {
         "hash_seed": 0, "hidden_dropout_prob": 0.0, "lsh_attention_probs_dropout_prob": 0.0,
@@ -280,8 +275,7 @@ def test_every_architecture_computes_the_same_or_is_refused(
         with pytest.raises(RuntimeError, match="dtype"):
             assert_same_with_and_without(model, tmp_path)
     else:
-        beside = PLAIN if model_type in NOT_RECOMPUTED else RECOMPUTED
-        assert assert_same_with_and_without(model, tmp_path, beside)
+        assert assert_same_with_and_without(model, tmp_path, RECOMPUTED)
 
 
 def test_layers_that_compute_gelu_are_not_joined() -> None:
