@@ -211,7 +211,8 @@ def why_not_joined(model_type: str) -> str | None:
     Known are queries, keys and values, and gates with what they let through.
     """
     code = _source(model_type, "modeling")
-    if not code or re.search(r"self\.(?:k|Wk|k_head|k_lin|k_proj|key|key_proj|gate_proj|wi_0) = nn\.Linear\(", code):
+    names = "k|Wk|k_head|k_lin|k_proj|key|key_proj|gate_proj|wi_0"
+    if not code or re.search(rf"self\.(?:{names}) = nn\.Linear\(", code):
         return None
     return f"bench knows no layers of {model_type} to join: two that read the same tensor"
 
