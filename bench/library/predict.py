@@ -90,7 +90,7 @@ def predict(
 
     Raises BadInput for a manifest with mistakes, or a machine that does not exist.
 
-    >>> found = bench.predict("manifests/hour.json", gpu="h200,8xh100", deadline="4d")
+    >>> found = bench.predict("manifests/hour.json", gpu="h200,8xh100", deadline="3d")
     >>> for row in found.predicted:
     ...     print(row.predicted.model, "on", row.predicted.gpus, "x", row.predicted.gpu)
     pythia-160m on 8 x NVIDIA H100 80GB HBM3
