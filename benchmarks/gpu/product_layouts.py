@@ -45,6 +45,7 @@ def turned(matrix: Tensor) -> Tensor:
 
 
 def measured(rows: int, width: int, out: int, precision: torch.dtype) -> dict[str, float]:
+    torch._dynamo.reset()  # a function has room for the shapes of few calls, and is not compiled for more
     entry = torch.randn(rows, width, device="cuda", dtype=precision)
     weight = torch.randn(out, width, device="cuda", dtype=precision)
     gradient = torch.randn(rows, out, device="cuda", dtype=precision)

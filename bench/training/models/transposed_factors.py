@@ -93,8 +93,8 @@ def transposed(matrix: Tensor, change: Tensor) -> Tensor:  # noqa: ARG001
 def room_for_transposed(matrix: Tensor, _change: Tensor | None = None) -> Tensor:
     """Return memory for a copy, in which an odd number of lines lies between the starts of rows.
 
-    Rows that start at multiples of a large power of two share a few places in the GPU's caches: with 401,408
-    rows and no line between them, a copy by the compiler took nine times as long (docs/methods.md).
+    Rows that start at multiples of a large power of two share a few places in the GPU's caches. With 401,408
+    rows, torch's own copy, which starts its rows so, takes nine times as long (docs/methods.md).
     """
     rows, columns = matrix.shape
     stride = LINE * (math.ceil(rows / LINE) | 1)
