@@ -28,7 +28,8 @@ from bench.training.setting import Setting, halves_weights, in_group
 
 BACKWARD = 2  # products of a backward pass, in those of a forward pass
 # Products of linear layers with transposed factors take this share of the time without, the copies included
-# (those of weights by torch): 0.875 in vit-l and 0.886 in convnext-xl (results/transposed-h200/product-layouts.jsonl).
+# (those of weights by torch): 0.875 in vit-l, 0.886 in convnext-xl
+# (results/transposed-h200/product-layouts.jsonl).
 TRANSPOSED_TIME = 0.88
 BACKWARD_ATTENTION = 2.5  # fused attention computes the scores again
 FP32, HALF = 4, 2

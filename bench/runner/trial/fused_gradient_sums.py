@@ -39,8 +39,7 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
     plain = linear_in_fp8 if in_fp8 else F.linear
 
     def product(entry: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        # For an input without a gradient the compiler would drop the operator, whose results nothing uses.
-        if not entry.requires_grad or entry.dim() < 2:
+        if not _adds_up_for(entry):
             return plain(entry, weight, bias)
         multiply = linear_in_fp8 if in_fp8 else _product
         out: Tensor = multiply(entry, weight, bias, layer.sums)
@@ -50,6 +49,14 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
         layer.product = product
     else:
         layer.forward = lambda input: product(input, layer.weight, layer.bias)
+
+
+def _adds_up_for(entry: Tensor) -> bool:
+    """Whether a product with this input can add the gradient of its weight.
+
+    For an input without a gradient the compiler would drop the operator, whose results nothing uses.
+    """
+    return bool(entry.requires_grad) and entry.dim() > 1
 
 
 def adds_up_rows(layer: nn.Module) -> bool:
@@ -128,7 +135,7 @@ def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None
     first_alone: Callable[[Tensor], Tensor] = first.forward
 
     def compute_all(entry: Tensor) -> Tensor:
-        if not entry.requires_grad or entry.dim() < 2:
+        if not _adds_up_for(entry):
             return first_alone(entry)
         biases = [layer.bias for layer in layers if layer.bias is not None]
         own: Tensor

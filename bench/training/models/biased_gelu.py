@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import close, first_call, on_tiny_input, taken_over
+from bench.training.models.probe import close, model_call, on_tiny_input, taken_over
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def gelu_layers_of(module: nn.Module, model: Model) -> GeluLayers:
     output when these layers compute GELU.
     """
     with on_tiny_input(module, model) as answer:
-        with first_call():
+        with model_call():
             gelus, outputs, expected = search(module, answer)
         if not gelus.layers:
             raise LookupError("no linear layer with a bias has an output that only exact GELU reads")

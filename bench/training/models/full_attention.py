@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.training.models.attention import attends_causally, register_attention
 from bench.training.models.model import Model
-from bench.training.models.probe import close, first_call, on_tiny_input
+from bench.training.models.probe import close, model_call, on_tiny_input
 from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def require_full_attention(module: nn.Module, model: Model) -> None:
 
     The model runs on a tiny input, once as it is built and twice with attention that watches its calls.
     """
-    with on_tiny_input(module, model) as answer, first_call(AsksForMore):
+    with on_tiny_input(module, model) as answer, model_call(AsksForMore):
         expected = answer()
         found, called = _watched(module, answer)
     if not called:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import close, first_call, on_tiny_input, taken_over, watching_attention
+from bench.training.models.probe import close, model_call, on_tiny_input, taken_over, watching_attention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,7 +44,7 @@ def packed_rotary_of(
     output when its positions are rotated so.
     """
     with on_tiny_input(module, model) as answer:
-        with first_call():
+        with model_call():
             rotaries, expected = _search(blocks, answer)
         if not rotaries:
             raise LookupError("no attention has rotary positions of packed queries, keys and values")

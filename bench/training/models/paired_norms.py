@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import close, first_call, on_tiny_input, taken_over
+from bench.training.models.probe import close, model_call, on_tiny_input, taken_over
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,7 +42,7 @@ def paired_norms_of(module: nn.Module, blocks: Sequence[nn.Module], model: Model
     output when their norms are computed together.
     """
     with on_tiny_input(module, model) as answer:
-        with first_call():
+        with model_call():
             pairs, expected = _search(blocks, answer)
         if not pairs:
             raise LookupError("no block has two layer norms that read its input")

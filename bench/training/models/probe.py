@@ -54,14 +54,16 @@ def on_tiny_input(module: nn.Module, model: Model) -> Iterator[Callable[[], Tens
 
 
 @contextmanager
-def first_call(*passing: type[Exception]) -> Iterator[None]:
-    """Raise LookupError for any error of a model's first call, except those of the types `passing`."""
+def model_call(
+    *passing: type[Exception], failing: str = "the model cannot run on a tiny input"
+) -> Iterator[None]:
+    """Raise LookupError, which begins with `failing`, for any error of a call but those in `passing`."""
     try:
         yield
     except passing:
         raise
     except Exception as error:  # an architecture's code may raise anything
-        raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
+        raise LookupError(f"{failing}: {error}"[:200]) from error
 
 
 @contextmanager

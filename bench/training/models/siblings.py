@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models import Model, family_of
-from bench.training.models.probe import close, first_call, on_tiny_input
+from bench.training.models.probe import close, model_call, on_tiny_input
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,13 +27,15 @@ def siblings_of(module: nn.Module, model: Model) -> list[tuple[nn.Linear, ...]]:
     another output once the results of layers lie side by side.
     """
     with on_tiny_input(module, model) as answer:
-        with first_call():
+        with model_call():
             calls, expected = _watched(module, answer)
         groups = _groups(calls, family_of(model).blocks(module))
         if not groups:
             raise LookupError("no two linear layers of a block read the same tensor, each in one call")
         with _side_by_side([layer for group in groups for layer in group]):
-            if not close(_tried(answer), expected):
+            with model_call(failing="the model cannot run if results of layers lie side by side"):
+                found = answer()
+            if not close(found, expected):
                 raise LookupError("the model gives another output if results of layers lie side by side")
     return groups
 
@@ -87,12 +89,3 @@ def _side_by_side(layers: Sequence[nn.Linear]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _tried(answer: Callable[[], Tensor]) -> Tensor:
-    """Return the model's answer; raises LookupError if its code fails."""
-    try:
-        return answer()
-    except Exception as error:  # an architecture's code may raise anything
-        reason = f"the model cannot run if results of layers lie side by side: {error}"
-        raise LookupError(reason[:200]) from error

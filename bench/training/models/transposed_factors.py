@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.training.models.footprint import ROW_MULTIPLE
+
 MIN_ROWS = 4096  # of an input: the product of fewer gains less than the copy of the weight costs
 MIN_WIDTH = 1024  # of the layer's wider side: narrower ones gain less than a copy of the other side costs
-WIDTH_MULTIPLE = 8  # elements of both sides; products of other widths are padded, or take slower kernels
 LINE = 32  # elements of a line of the memory's cache
 
 
@@ -27,7 +28,7 @@ def linear_layers_of(module: nn.Module) -> list[nn.Linear]:
         for part in module.modules()
         if type(part) is nn.Linear
         and part.weight.dtype == torch.float32
-        and not any(width % WIDTH_MULTIPLE for width in part.weight.shape)
+        and not any(width % ROW_MULTIPLE for width in part.weight.shape)
     ]
 
 

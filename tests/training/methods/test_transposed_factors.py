@@ -165,7 +165,7 @@ def test_a_copy_has_the_numbers_and_the_strides_that_its_operator_promises() -> 
 def test_loss_and_gradients_of_models_of_images_are_those_without_the_method(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transposed_factors, "WIDTH_MULTIPLE", 1)
+    monkeypatch.setattr(transposed_factors, "ROW_MULTIPLE", 1)
     found = []
     for method in (False, True):
         whole = WithLoss(built(model, kernels=False))
