@@ -16,6 +16,7 @@ IN_WORKER = (
     "runner/trial/", "runner/processes/worker.py", "runner/processes/node_member.py",
     "runner/check/torch_rig.py", "training/triton/", "training/optimizers/updates/", "export/templates/",
     "training/models/fp8.py", "training/models/transposed_factors.py", "training/models/dit_module.py",
+    "training/models/full_attention_operator.py",
     "export/runtime.py",
 )  # fmt: skip
 # Neither at import nor when called.

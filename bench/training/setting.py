@@ -17,6 +17,7 @@ Group = Literal["attention", "compilation", "sharding"]
 
 # A setting holds at most one method of a group. A contract test compares this table with the methods.
 GROUPS: Mapping[str, Group] = {
+    "full-attention": "attention",
     "flex-attention": "attention",
     "compile": "compilation",
     "compile-blocks": "compilation",

@@ -12,7 +12,7 @@ import torch
 import torch._inductor.config
 from mixer_operator import mixer_operator
 
-from bench.training.models import generic
+from bench.training.models import full_attention, generic
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 
@@ -61,6 +61,17 @@ def stages_as_blocks() -> Iterator[None]:
 
 
 @contextmanager
+def flex_attention() -> Iterator[None]:
+    """Attend by FlexAttention where full-attention does by bench's kernels (decision 90)."""
+    plain = full_attention.full_attention
+    full_attention.full_attention = full_attention.flex_attention  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        full_attention.full_attention = plain
+
+
+@contextmanager
 def mixers_in_graphs() -> Iterator[None]:
     """Call mamba-ssm's kernel for mixers of Mamba 2 as an operator, so that no graph ends there."""
     plain = transformers_inside.mamba2_kernel
@@ -77,6 +88,7 @@ def padding(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
 
 
 CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "flex-attention": flex_attention,
     "loss-in-triton": loss_in_triton,
     "mixers-in-graphs": mixers_in_graphs,
     "never-padded": padding(shape_padding=False),

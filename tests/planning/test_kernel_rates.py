@@ -16,12 +16,11 @@ from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Verdict
 from bench.planning.prediction.card_rates import CardRates, rates_of
 from bench.planning.prediction.kernel_rates import (
+    ATTENTION_IN_FP32,
     CHUNKED_SCAN_CYCLES,
     CYCLES_BY_WEIGHTS,
     DENSE_CONVOLUTIONS,
     DEPTHWISE_CYCLES,
-    EFFICIENT_ATTENTION,
-    FLEX_ATTENTION,
     DepthwiseKernel,
     depthwise_cycles,
 )
@@ -124,5 +123,7 @@ def test_dense_convolutions_take_what_convnext_has_of_them() -> None:
 
 def test_attention_in_fp32_is_slower_than_products_in_tf32() -> None:
     """FlexAttention multiplies in TF32; the vendor's peak of fp32 is an eighth of that of TF32."""
-    assert EFFICIENT_ATTENTION < 1 / 8
-    assert pytest.approx(2.08, rel=0.01) == FLEX_ATTENTION / EFFICIENT_ATTENTION
+    plain, flex, own = (ATTENTION_IN_FP32[name] for name in (None, "flex-attention", "full-attention"))
+    assert plain < 1 / 8
+    assert pytest.approx(2.08, rel=0.01) == flex / plain
+    assert pytest.approx(1.59, rel=0.01) == own / flex

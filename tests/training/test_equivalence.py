@@ -97,6 +97,13 @@ def test_flex_attention_computes_what_naive_computes(tmp_path: Path) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("others", [(), ("compile-blocks",), ("checkpointing",)])
+def test_full_attention_computes_what_naive_computes(others: Setting, tmp_path: Path) -> None:
+    model = without_dropout(TINY["vit"])
+    found = curve(model, ("full-attention", *others), tmp_path)
+    torch.testing.assert_close(found, naive("vit"), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("family", WITH_KERNELS)
 def test_kernels_compute_what_naive_computes(family: str, tmp_path: Path) -> None:
     model, expected = without_dropout(TINY[family]), naive(family)

@@ -14,10 +14,15 @@ from typing import Literal
 # outermost, half precision; docs/evidence/operations-h200); together, weighted as ConvNeXt has them, at 18%.
 DENSE_CONVOLUTIONS = 0.18
 
-# Attention in fp32, of the rate of products in TF32: FlexAttention multiplies in TF32, PyTorch's own
-# memory-efficient kernels in fp32. Heads of 64, 197 positions, one H200 (results/frontier-h200/
-# where-time-goes.txt, docs/evidence/neox-speed-h200/second/families.json).
-FLEX_ATTENTION, EFFICIENT_ATTENTION = 0.101, 0.0485
+# Attention in fp32, of the rate of products in TF32, by the method: PyTorch's own memory-efficient kernels
+# multiply in fp32, the others in TF32. Heads of 64, 197 positions, one H200 (results/frontier-h200/
+# where-time-goes.txt, docs/evidence/neox-speed-h200/second/families.json; bench's kernels: results/
+# attention-h200/kernels.jsonl, compared with FlexAttention's there).
+ATTENTION_IN_FP32: Mapping[str | None, float] = {
+    "full-attention": 0.161,
+    "flex-attention": 0.101,
+    None: 0.0485,
+}
 
 # Cycles that fused attention takes for each element of its queries, forwards and backwards, beside its
 # operations: it reads and writes queries, keys, values and their gradients, and adds up a product of each

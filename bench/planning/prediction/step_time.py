@@ -13,10 +13,9 @@ from bench.base.strict_json import from_json
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.prediction.card_rates import CardRates, ring_seconds
 from bench.planning.prediction.kernel_rates import (
+    ATTENTION_IN_FP32,
     CHUNKED_SCAN_CYCLES,
     DENSE_CONVOLUTIONS,
-    EFFICIENT_ATTENTION,
-    FLEX_ATTENTION,
     QUERY_CYCLES,
     DepthwiseKernel,
     depthwise_cycles,
@@ -220,7 +219,7 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
     return Work(
         products=products,
         attention=(1 + BACKWARD_ATTENTION + again) * flops.attention,
-        attention_in_fp32=FLEX_ATTENTION if "flex-attention" in setting else EFFICIENT_ATTENTION,
+        attention_in_fp32=ATTENTION_IN_FP32[in_group(setting, "attention")],
         query_elements=passes * shapes.query_elements,
         biased_scores=passes * shapes.biased_scores,
         convolutions=times * flops.convolution,

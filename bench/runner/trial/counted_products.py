@@ -18,7 +18,7 @@ from bench.records.products import InputPrecision, ProductKind, Products, why_no
 from bench.records.trial import Trial
 from bench.runner.trial.recorded_computations import GROUPED, Computation, Recording, TensorForm, recorded
 from bench.training.models import Flops
-from bench.training.setting import Setting
+from bench.training.setting import Setting, in_group
 
 MOST_SECONDS = 20.0  # of the processor; a loop over positions, for instance, takes longer
 MOST_REASON = 200  # letters
@@ -116,8 +116,8 @@ def _precision(each: Computation, setting: Setting, *, batched: bool) -> InputPr
     name = NAMES[left if of_input_alone else max(left, right, key=lambda dtype: dtype.itemsize)]
     if name != "fp32" or "tf32" not in setting or each.kind == "scans":
         return name
-    # PyTorch's fused attention takes no TF32; FlexAttention does, and so do plain attention's products.
-    takes_none = each.kind == "attention" and "kernels" in setting and "flex-attention" not in setting
+    # PyTorch's fused attention takes no TF32; methods of the group "attention" do, and so do plain products.
+    takes_none = each.kind == "attention" and "kernels" in setting and not in_group(setting, "attention")
     return "fp32" if takes_none and not batched else "tf32"
 
 

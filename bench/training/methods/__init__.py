@@ -18,6 +18,7 @@ from bench.training.methods import (
     checkpointing,
     chunked_loss,
     cuda_graphs,
+    full_attention,
     joined_products,
     library_kernels,
     masked_head,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 # All methods in the order in which they act on a model, which is also their order in a setting.
 _METHODS: tuple[Method, ...] = (
     *library_kernels.METHODS,
+    *full_attention.METHODS,
     *triton_kernels.METHODS,
     *masked_head.METHODS,
     *joined_products.METHODS,

@@ -17,6 +17,8 @@ from bench.training.models import Counted, Flops, Model, installed
 if TYPE_CHECKING:
     from torch import nn
 
+HOPPER = "9.0"  # compute capability
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -122,6 +124,14 @@ class Method:
 def older_than(target: Target, capability: float) -> bool:
     """Whether the target's GPU is known to have a lower compute capability."""
     return target.compute_capability is not None and float(target.compute_capability) < capability
+
+
+def why_not_hopper(target: Target) -> str | None:
+    """Return why a method that was measured on Hopper GPUs alone is not for the target; None if it is."""
+    found = target.compute_capability
+    if found in (None, HOPPER):
+        return None
+    return f"it was measured on GPUs of compute capability {HOPPER} alone, and this one has {found}"
 
 
 def unfit(method: str, model: Model, reason: object) -> BadInput:

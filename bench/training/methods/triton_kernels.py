@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.training.methods.method import Method, Target, looking_for, unfit
+from bench.training.methods.method import Method, Target, looking_for, unfit, why_not_hopper
 from bench.training.models import Model, family_of
 from bench.training.models.depthwise import SIDE
 from bench.training.vendor import torch_inside, transformers_source
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 TRANSPOSED_FACTORS = "transposed-factors"  # the method's name
-HOPPER = "9.0"  # compute capability
 MAX_WIDTH = 4096  # elements of a row of norms, held in registers by one program; wider rows were not measured
 
 # Functions that apply a method import its kernels, which import Triton, which needs a GPU.
@@ -133,10 +132,7 @@ def _apply_depthwise(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -
 def _refuse_transposed_factors(model: Model, target: Target) -> str | None:
     if model.recipe.precision != "fp32":
         return "in half precision tensor cores read factors in both orders at the same rate"
-    found = target.compute_capability
-    if found not in (None, HOPPER):
-        return f"it was measured on GPUs of compute capability {HOPPER} alone, and this one has {found}"
-    return _refuse_cpu(target)
+    return why_not_hopper(target) or _refuse_cpu(target)
 
 
 def _apply_transposed_factors(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Attention of all positions to all others, which FlexAttention computes from queries, keys and values alone.
+"""Attention of all positions to all others, which kernels compute from queries, keys and values alone.
 
 Imports torch and transformers only when called, in a worker.
 """
@@ -18,32 +18,36 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MIN_HEAD_WIDTH = 16  # elements: what tensor cores multiply at once
+OWN_HEAD_WIDTHS = (16, 32, 64)  # that the kernels of bench/training/triton/attention.py take
 
 
 class AsksForMore(LookupError):
-    """A call of attention asks for more than FlexAttention is given: a mask, a bias, dropout."""
+    """A call of attention asks for more than a kernel is given: a mask, a bias, dropout."""
 
 
-def require_full_attention(module: nn.Module, model: Model) -> None:
-    """Raise LookupError unless all attention that transformers calls by its name is of this form.
+def require_full_attention(module: nn.Module, model: Model, attend: Callable[..., Any]) -> None:
+    """Raise LookupError unless `attend` can take all calls of attention that transformers makes by its name.
 
-    The model runs on a tiny input, once as it is built and twice with attention that watches its calls.
+    The model runs on a tiny input, once as it is built and twice with attention that watches its calls:
+    `attend_to_all` or `attend_within`.
     """
     with on_tiny_input(module, model) as answer, model_call(AsksForMore):
         expected = answer()
-        found, called = _watched(module, answer)
+        found, called = _watched(module, answer, attend)
     if not called:
         raise LookupError("no attention of this model is called by its name")
     if not close(found, expected):
         raise LookupError("the model gives another output if all positions see each other")
 
 
-def _watched(module: Any, answer: Callable[[], Tensor]) -> tuple[Tensor, set[nn.Module]]:
+def _watched(
+    module: Any, answer: Callable[[], Tensor], attend: Callable[..., Any]
+) -> tuple[Tensor, set[nn.Module]]:
     """Return a model's answer with watched attention, and the modules that called it."""
     import torch
 
     built, called = module.config._attn_implementation, set[Any]()
-    register_attention("bench_watched", partial(attend_to_all, called))
+    register_attention("bench_watched", partial(attend, called))
     module.set_attn_implementation("bench_watched")
     try:
         found = answer()
@@ -75,7 +79,7 @@ def attend_to_all(
     for reason, found in (
         ("its attention takes a mask", attention_mask is not None),
         ("its positions do not see those that follow", attends_causally(module, is_causal)),
-        ("FlexAttention has no dropout", dropout > 0),
+        ("such kernels have no dropout", dropout > 0),
         ("heads share keys and values", query.size(1) != key.size(1)),
         (f"its heads are narrower than {MIN_HEAD_WIDTH}", query.size(-1) < MIN_HEAD_WIDTH),
         *(
@@ -88,6 +92,47 @@ def attend_to_all(
             raise AsksForMore(reason)
     out = F.scaled_dot_product_attention(query, key, value, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
+
+
+def attend_within(
+    called: set[nn.Module],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *arguments: Any,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attend to the same positions without a mask; raise AsksForMore as well if keys are of others."""
+    result = attend_to_all(called, module, query, key, value, *arguments, **more)
+    if not query.shape == key.shape == value.shape:
+        raise AsksForMore("its kernels take as many keys as queries, and values of the same width")
+    return result
+
+
+@cache
+def full_attention() -> Literal["bench_full"]:
+    """Register attention by the operator of full_attention_operator.py; return its name."""
+    from bench.training.models.full_attention_operator import full_attention
+
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        assert attention_mask is None and not dropout and not attends_causally(module, is_causal)
+        assert query.shape == key.shape == value.shape
+        scale = query.size(-1) ** -0.5 if scaling is None else scaling
+        return full_attention(*(each.transpose(1, 2) for each in (query, key, value)), scale)[0], None
+
+    register_attention("bench_full", attend)
+    return "bench_full"
 
 
 @cache

@@ -14,6 +14,32 @@ from tests.warm import quick_python
 ROOT = Path(__file__).parents[3]
 TRITON = "triton==3.9.0"  # the interpreter of 3.6, which is in the CUDA image, fails with a recent NumPy
 
+ATTENTION = """
+import torch
+from itertools import product
+from bench.training.models.full_attention_operator import full_attention
+from bench.training.triton.attention import write_attention, write_gradients
+
+torch.manual_seed(0)
+# Positions that blocks do not divide, or do; queries, keys and values of their own, and slices of one tensor.
+for length, width, joined in product((1, 33, 128, 197), (16, 32, 64), (False, True)):
+    shape = (1, length, 2, width)
+    given = torch.randn(1, length, 3, 2, width).unbind(2) if joined else torch.randn(3, *shape).unbind()
+    given = [one.detach().requires_grad_() for one in given]
+    expected = full_attention(*given, 0.3)
+    change = torch.randn(shape)
+    gradients = torch.autograd.grad(expected[0], given, change)
+    given, expected = [one.detach() for one in given], [one.detach() for one in expected]
+    found = [torch.full_like(one, 9.0) for one in expected]
+    write_attention(*given, 0.3, *found)
+    found += [torch.full(shape, 9.0) for _ in range(3)]
+    along = (change * expected[0]).sum(-1).transpose(1, 2).contiguous()
+    write_gradients(change, along, *given, 0.3, expected[1].contiguous(), *found[2:])
+    for one, other in zip(found, [*expected, *gradients], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    print("alike", length, width, joined)
+"""
+
 DEPTHWISE = """
 import torch
 from contextlib import nullcontext
@@ -283,6 +309,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("program", "times"),
     [
+        (ATTENTION, 24),
         (DEPTHWISE, 40),
         (ROTARY, 3),
         (ADDING, 3),
@@ -293,7 +320,18 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (TRAINING, 7),
         (SEVERAL, 4),
     ],
-    ids=["depthwise", "rotary", "adding", "gelu", "norms", "transpose", "loss", "training", "several"],
+    ids=[
+        "attention",
+        "depthwise",
+        "rotary",
+        "adding",
+        "gelu",
+        "norms",
+        "transpose",
+        "loss",
+        "training",
+        "several",
+    ],
 )
 def test_interpreted_they_compute_what_pytorch_computes(triton: Path, program: str, times: int) -> None:
     environment = os.environ | {

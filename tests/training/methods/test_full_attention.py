@@ -1,6 +1,7 @@
-"""Attention of all positions to all others is found in any architecture, and FlexAttention computes the same.
+"""Attention of all positions to all others is found in any architecture, and its kernels compute the same.
 
-FlexAttention trains on GPUs alone: gradients are compared with PyTorch's attention in its place.
+On a CPU the operator of full-attention computes by plain products. FlexAttention trains on GPUs alone:
+gradients are compared with PyTorch's attention in its place.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 
 from bench.base.errors import BadInput
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.methods import free_lunch, known_methods
+from bench.training.methods import Method, free_lunch, known_methods
 from bench.training.models import Model, known_models
 from bench.training.models.attention import register_attention
 from bench.training.models.full_attention import attend_to_all
 from bench.training.vendor import transformers_source
-from tests.targets import CPU, H200, V100
+from tests.targets import A100, CPU, H200, V100
 from tests.training.models.keeping import made_up_batch
 from tests.training.models.test_attention import (
     ENCODER,
@@ -35,7 +36,7 @@ from tests.training.models.test_attention import (
     model_of,
 )
 
-FLEX = known_methods()["flex-attention"]
+FULL_ATTENTION, FLEX = (known_methods()[name] for name in ("full-attention", "flex-attention"))
 VIT = known_models()["tiny-vit"]
 TOWER = {key: value for key, value in VISION.items() if key != "num_labels"}
 
@@ -63,7 +64,7 @@ SEEING_ALL = [
     ),
 ]  # fmt: skip
 ASKING_FOR_MORE = {  # reasons, and models whose attention is otherwise of this form
-    "FlexAttention has no dropout": [
+    "such kernels have no dropout": [
         in_fp32(VIT, attention_probs_dropout_prob=0.1),
         in_fp32(model_of("deit", "image-classification", VISION), attention_probs_dropout_prob=0.1),
         in_fp32(model_of("eurobert", "masked-lm", ENCODER), attention_dropout=0.1),
@@ -77,6 +78,7 @@ UNKNOWN = [
     for model in [*UNMASKED, *MASKED]
     if model.family not in {one.family for one in SEEING_ALL} | {"distilbert", "beit"}
 ]
+both = pytest.mark.parametrize("method", [FULL_ATTENTION, FLEX], ids=lambda method: method.name)
 all_seen = pytest.mark.parametrize("model", SEEING_ALL, ids=lambda model: model.family)
 
 
@@ -85,18 +87,33 @@ def test_at_least_twenty_architectures_are_tried() -> None:
 
 
 @all_seen
-def test_the_plan_takes_the_method_where_all_positions_see_each_other(model: Model) -> None:
-    assert FLEX.refuse(model, H200) is None
-    assert FLEX.refuse(model, CPU) == "FlexAttention trains on GPUs alone"
-    assert "compute capability 8.0" in str(FLEX.refuse(model, V100))
-    assert "flex-attention" in free_lunch(model, H200)
-    assert FLEX.refuse(replace(model, recipe=replace(model.recipe, precision="bf16")), H200)
+def test_the_plan_takes_bench_s_kernels_where_all_positions_see_each_other(model: Model) -> None:
+    for method, cpu, old in (
+        (FULL_ATTENTION, "its kernels are for NVIDIA GPUs", "compute capability 9.0 alone"),
+        (FLEX, "FlexAttention trains on GPUs alone", "compute capability 8.0"),
+    ):
+        assert method.refuse(model, H200) is None
+        assert method.refuse(model, CPU) == cpu
+        assert old in str(method.refuse(model, V100))
+        assert method.refuse(replace(model, recipe=replace(model.recipe, precision="bf16")), H200)
+    assert "full-attention" in free_lunch(model, H200)
+    assert "flex-attention" not in free_lunch(model, H200)
+    assert "flex-attention" in free_lunch(model, A100)
+
+
+def test_flex_attention_takes_the_place_of_bench_s_kernels_for_other_widths_of_heads() -> None:
+    wide = in_fp32(VIT, hidden_size=160, num_attention_heads=2, hidden_dropout_prob=0.0)
+    assert "take heads of 16, 32 or 64 elements, and these have 80" in str(FULL_ATTENTION.refuse(wide, H200))
+    assert "flex-attention" in free_lunch(wide, H200)
 
 
 @all_seen
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_answers_and_gradients_are_those_without_the_method(model: Model, kernels: bool) -> None:
+@both
+def test_answers_and_gradients_are_those_without_the_method(
+    method: Method, model: Model, kernels: bool
+) -> None:
     module, batch = built(model, kernels=kernels), made_up_batch(model, 2)
     batch = {name: data for name, data in batch.items() if name != "labels"}
     whole, before = WithLoss(module), module.config._attn_implementation
@@ -106,36 +123,39 @@ def test_answers_and_gradients_are_those_without_the_method(model: Model, kernel
     expected = module(**batch).logits
     expected.logsumexp(-1).mean().backward()
     gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
-    FLEX.find(model, whole)
+    method.find(model, whole)
     assert module.config._attn_implementation == before and not module.training
-    FLEX.apply(model, whole, [])
-    assert module.config._attn_implementation == "bench_flex"
+    method.apply(model, whole, [])
+    assert module.config._attn_implementation == f"bench_{method.name.split('-')[0]}"
     with torch.no_grad():
         torch.testing.assert_close(module(**batch).logits, expected, rtol=1e-3, atol=1e-5)
-    register_attention("plain", partial(attend_to_all, set()))
-    module.set_attn_implementation("plain")
+    if method is FLEX:
+        register_attention("plain", partial(attend_to_all, set()))
+        module.set_attn_implementation("plain")
     module.zero_grad()
     module(**batch).logits.logsumexp(-1).mean().backward()
     found = [p.grad for p in module.parameters() if p.grad is not None]
     torch.testing.assert_close(found, gradients, rtol=1e-3, atol=1e-5)
 
 
+@both
 @pytest.mark.parametrize("reason", ASKING_FOR_MORE)
-def test_what_flex_attention_is_not_given_is_refused_with_the_reason(reason: str) -> None:
+def test_what_kernels_are_not_given_is_refused_with_the_reason(method: Method, reason: str) -> None:
     for model in ASKING_FOR_MORE[reason]:
-        assert "flex-attention" not in free_lunch(model, H200)
-        with pytest.raises(BadInput, match=f"flex-attention: .*({reason})"):
-            FLEX.find(model, WithLoss(built(model, kernels=True)))
+        assert method.name not in free_lunch(model, H200)
+        with pytest.raises(BadInput, match=f"{method.name}: .*({reason})"):
+            method.find(model, WithLoss(built(model, kernels=True)))
     word = reason.partition("|")[2] or reason
-    assert all(word in str(FLEX.refuse(model, H200)) for model in ASKING_FOR_MORE[reason])
+    assert all(word in str(method.refuse(model, H200)) for model in ASKING_FOR_MORE[reason])
 
 
+@both
 @pytest.mark.parametrize("model", UNKNOWN, ids=lambda model: model.family)
-def test_other_attention_is_refused_and_not_taken(model: Model) -> None:
-    assert FLEX.refuse(model, H200)
-    assert "flex-attention" not in free_lunch(model, H200)
-    with pytest.raises(BadInput, match="flex-attention: "):
-        FLEX.find(model, WithLoss(built(model, kernels=True)))
+def test_other_attention_is_refused_and_not_taken(method: Method, model: Model) -> None:
+    assert method.refuse(model, H200)
+    assert method.name not in free_lunch(model, H200)
+    with pytest.raises(BadInput, match=f"{method.name}: "):
+        method.find(model, WithLoss(built(model, kernels=True)))
 
 
 def test_a_bias_of_positions_is_found_by_the_call_that_hands_it_on() -> None:
@@ -152,9 +172,9 @@ class Calling(nn.Module):
 
     is_causal = False
 
-    def __init__(self, **asked: Any) -> None:
+    def __init__(self, keys: slice = slice(None), **asked: Any) -> None:
         super().__init__()
-        self.asked, self.table = asked, nn.Embedding(2, 32)
+        self.keys, self.asked, self.table = keys, asked, nn.Embedding(2, 32)
         self.config = SimpleNamespace(_attn_implementation="eager")
 
     def set_attn_implementation(self, name: str) -> None:
@@ -164,12 +184,11 @@ class Calling(nn.Module):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         entry = self.table(input_ids)[:, None]
+        seen = entry[:, :, self.keys]
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
         if attend is None:
-            return SimpleNamespace(
-                logits=nn.functional.scaled_dot_product_attention(entry, entry, entry)[:, 0]
-            )
-        return SimpleNamespace(logits=attend(self, entry, entry, entry, None, **self.asked)[0][:, :, 0])
+            return SimpleNamespace(logits=nn.functional.scaled_dot_product_attention(entry, seen, seen)[:, 0])
+        return SimpleNamespace(logits=attend(self, entry, seen, seen, None, **self.asked)[0][:, :, 0])
 
 
 TEXT = known_models()["tiny-roberta"]
@@ -197,6 +216,13 @@ def test_a_call_tells_what_attention_needs(asked: dict[str, Any], reason: str | 
     with pytest.raises(BadInput, match=reason):
         FLEX.find(TEXT, whole)
     assert whole.model.config._attn_implementation == "eager"
+
+
+def test_attention_to_other_positions_is_left_to_flex_attention() -> None:
+    whole = WithLoss(Calling(keys=slice(1)))
+    FLEX.find(TEXT, whole)
+    with pytest.raises(BadInput, match="full-attention: its kernels take as many keys as queries"):
+        FULL_ATTENTION.find(TEXT, whole)
 
 
 def test_finding_changes_no_random_numbers() -> None:
