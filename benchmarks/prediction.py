@@ -63,6 +63,7 @@ SLOWED = "slowed-h100"  # a card that could not cool itself
 # Of the newest runs, predicted from older ones too.
 CAMPAIGN = (
     "nine-h200",
+    "nine-4xh200",
     "nine-h100",
     "proof-h100",
     "zoo-h200",
@@ -94,6 +95,7 @@ SHAPES = {
 TODAYS_KERNELS = (
     "nine-h200/",
     "nine-h200-repeated/",
+    "nine-4xh200/",
     "seven-h200/",
     "zoo-h200/",
     "frontier-",

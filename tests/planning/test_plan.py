@@ -95,7 +95,7 @@ def test_models_in_bf16_are_skipped_on_gpus_without_it() -> None:
 def test_attention_on_tf32_units_is_no_free_lunch_without_them() -> None:
     for target, has in ((V100, False), (H200, True)):
         (cell,) = make_plan(manifest(models=["vit-l"], methods=["free-lunch"]), target).cells
-        assert ("flex-attention" in cell.setting) is has
+        assert (in_group(cell.setting, "attention") is not None) is has
 
 
 def test_the_plan_uses_the_smallest_of_different_gpus_and_names_all() -> None:
@@ -369,11 +369,13 @@ def test_a_free_lunch_has_every_method_that_costs_nothing_there(beside: Setting)
 
 def test_attention_that_is_slow_unless_compiled_is_free_only_beside_a_compiler() -> None:
     vit = known_models()["vit-l"]
-    assert "flex-attention" in free_lunch(vit, H200)
-    assert "flex-attention" in free_lunch(vit, FOUR_H200, ("fsdp-2",))
-    assert "flex-attention" not in free_lunch(vit, FOUR_H200, ("zero-3",))
+    wide = replace(vit, architecture={**vit.architecture, "num_attention_heads": 8})
+    assert "flex-attention" in free_lunch(wide, H200)
+    assert "flex-attention" in free_lunch(wide, FOUR_H200, ("fsdp-2",))
+    assert "flex-attention" not in free_lunch(wide, FOUR_H200, ("zero-3",))
+    assert "full-attention" in free_lunch(vit, FOUR_H200, ("zero-3",))
     narrow = replace(vit, architecture={**vit.architecture, "num_attention_heads": 128})
-    assert "flex-attention" not in free_lunch(narrow, H200)
+    assert in_group(free_lunch(narrow, H200), "attention") is None
 
 
 def test_every_setting_of_a_free_lunch_can_be_run() -> None:
