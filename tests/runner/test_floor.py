@@ -17,7 +17,7 @@ from bench.records.trial import Timing, Trial
 from bench.runner.processes.jobs import FloorJob
 from bench.runner.processes.worker import dispatch
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import aligned, along_sums, measure_floor
+from bench.runner.trial.floor import aligned, along_sums, by_full_attention, measure_floor
 from bench.runner.trial.recorded_computations import GROUPED, Computation, recorded
 from bench.runner.trial.team import Team
 from bench.training.methods import arithmetic
@@ -118,6 +118,20 @@ def test_products_whose_factors_the_setting_transposes_are_timed_along_their_sum
     assert any(along_sums(each) != each for each in products)
     for product in of_kind(LLAMA, "products"):  # in half precision
         assert along_sums(product) == product
+
+
+def test_attention_is_timed_by_the_kernels_of_full_attention_if_the_setting_has_them() -> None:
+    model, setting = TINY["tiny-vit"], ("tf32", "kernels", "full-attention")
+    for expected in of_kind(model, "attention", setting):
+        found = by_full_attention(expected)
+        tensors = [torch.randn(form.shape) for form in expected.forms]
+        assert found.function is not expected.function
+        torch.testing.assert_close(
+            found.function(*tensors, **found.keywords), expected.function(*tensors, **expected.keywords)
+        )
+    floor = measure_floor(Trial(model, setting, 2, 1, 0, BRIEF), Device("cpu"), lambda _: None)
+    assert floor.attention_seconds > 0
+    assert all(by_full_attention(each) == each for each in of_kind(model, "products", setting))
 
 
 def test_the_floor_of_experts_in_fp16_is_measured() -> None:

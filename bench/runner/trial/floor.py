@@ -5,7 +5,8 @@ random numbers, forward and backward, one after the other with nothing between t
 Imports torch at module level.
 
 What the floor is not:
-- Attention is PyTorch's fused one, also if the setting has FlexAttention or none.
+- Attention is that of full-attention if the setting has it, and otherwise PyTorch's fused one, also if the
+  setting has FlexAttention or none.
 - Products with sizes that are no multiple of 8, such as a vocabulary of 65,537 words, are timed with the next
   multiple: settings pad them too, because kernels are several times slower on rows that are not aligned.
 - Products in TF32 are timed with both factors in the order that tensor cores read, if the setting copies them
@@ -25,7 +26,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -44,8 +45,10 @@ from bench.runner.trial.recorded_computations import (
     TensorForm,
     recorded,
 )
-from bench.training.methods import TRANSPOSED_FACTORS, prepare_all
+from bench.training.methods import FULL_ATTENTION, TRANSPOSED_FACTORS, prepare_all
 from bench.training.models.footprint import ROW_MULTIPLE
+from bench.training.models.full_attention_operator import full_attention
+from bench.training.setting import Setting
 
 SPREAD = 0.05  # standard deviation of the random numbers: on zeros, a GPU draws less power and is faster
 WARM_SECONDS = TIMED_SECONDS = 4.0  # or less, if the trial's own warm-up or measurement is shorter
@@ -63,7 +66,7 @@ def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float 
     torch.manual_seed(trial.seed)
     prepare_all(trial.setting)
     recording = recorded(trial.model, trial.setting, trial.micro_batch)
-    calls = _calls(recording, device, transposed=TRANSPOSED_FACTORS in trial.setting)
+    calls = _calls(recording, device, _as_in(trial.setting))
     emit({"phase": "warm-up"})
     _timed(calls, device, min(WARM_SECONDS, trial.timing.warmup_seconds))
     emit({"phase": "measure"})
@@ -71,13 +74,21 @@ def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float 
     return Floor(passes, *(seconds[kind] / passes for kind in KINDS))
 
 
+def _as_in(setting: Setting) -> Callable[[Computation], Computation]:
+    """Return a function that turns a recorded computation into the one that is timed for a setting."""
+    changes = [aligned]
+    if TRANSPOSED_FACTORS in setting:
+        changes.append(along_sums)
+    if FULL_ATTENTION in setting:
+        changes.append(by_full_attention)
+    return lambda computation: reduce(lambda each, change: change(each), changes, computation)
+
+
 def _calls(
-    recording: Recording, device: Device, *, transposed: bool
+    recording: Recording, device: Device, timed_as: Callable[[Computation], Computation]
 ) -> Mapping[Kind, Sequence[tuple[Call, int]]]:
     """Return by kind the recorded calls on random numbers of a device, each with its number in a pass."""
-    computations = {key: aligned(each) for key, each in recording.computations.items()}
-    if transposed:
-        computations = {key: along_sums(each) for key, each in computations.items()}
+    computations = {key: timed_as(each) for key, each in recording.computations.items()}
     extents = [form.extent for each in computations.values() for form in each.forms]
     numbers = torch.empty(max(extents, default=0), device=device.torch).normal_(0, SPREAD)
     pools: dict[torch.dtype, Tensor] = {}  # every tensor is a view of the pool of its precision
@@ -128,6 +139,20 @@ def along_sums(computation: Computation) -> Computation:
     left = replace(left, strides=(left.shape[1], 1))
     right = replace(right, strides=(1, right.shape[0]))
     return replace(computation, arguments=(*others, left, right))
+
+
+def by_full_attention(computation: Computation) -> Computation:
+    """Return attention by the kernels of the method full-attention, which takes neither mask nor dropout."""
+    if computation.kind != "attention":
+        return computation
+    scale = computation.keywords.get("scale")
+    return replace(computation, function=_full_attention, keywords={"scale": scale})
+
+
+def _full_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+    turned = (each.transpose(1, 2) for each in (query, key, value))
+    result: Tensor = full_attention(*turned, query.size(-1) ** -0.5 if scale is None else scale)[0]
+    return result.transpose(1, 2)
 
 
 def _with_equal_groups(left: Tensor, right: Tensor, ends: Tensor, *rest: Any) -> tuple[Any, ...]:

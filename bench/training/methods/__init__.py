@@ -31,6 +31,7 @@ from bench.training.methods import compile as torch_compile
 from bench.training.methods.cuda_graphs import RECORDED as RECORDED
 from bench.training.methods.cuda_graphs import UNRECORDABLE as UNRECORDABLE
 from bench.training.methods.cuda_graphs import why_not_recorded
+from bench.training.methods.full_attention import FULL_ATTENTION as FULL_ATTENTION
 from bench.training.methods.method import Method as Method
 from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than

@@ -15,6 +15,8 @@ from bench.training.vendor import transformers_source
 if TYPE_CHECKING:
     from torch import nn
 
+FULL_ATTENTION = "full-attention"  # the method's name
+
 
 def _refuse_full_attention(model: Model, target: Target) -> str | None:
     if reason := _why_no_full_attention(model):
@@ -80,7 +82,7 @@ def _head_width(model: Model) -> int | None:
 def _find_full_attention(model: Model, whole: nn.Module) -> None:
     from bench.training.models.full_attention import attend_within, require_full_attention
 
-    with looking_for("full-attention", model):
+    with looking_for(FULL_ATTENTION, model):
         require_full_attention(whole.model, model, attend_within)
 
 
@@ -106,7 +108,7 @@ def _apply_flex_attention(_model: Model, whole: nn.Module, _blocks: list[nn.Modu
 # A free lunch has the first of the two that a model can take, since both are in the group "attention".
 METHODS = (
     Method(
-        name="full-attention",
+        name=FULL_ATTENTION,
         summary="attention of all positions to all others by bench's Triton kernels, in TF32",
         not_exported_to={
             "standalone": (
