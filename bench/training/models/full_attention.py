@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bench.training.models.attention import attends_causally, register_attention
 from bench.training.models.model import Model
@@ -111,32 +111,20 @@ def attend_within(
 
 
 @cache
-def full_attention() -> Literal["bench_full"]:
+def full_attention() -> str:
     """Register attention by the operator of full_attention_operator.py; return its name."""
     from bench.training.models.full_attention_operator import full_attention
 
-    def attend(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        is_causal: bool | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        assert attention_mask is None and not dropout and not attends_causally(module, is_causal)
+    def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         assert query.shape == key.shape == value.shape
         scale = query.size(-1) ** -0.5 if scaling is None else scaling
-        return full_attention(*(each.transpose(1, 2) for each in (query, key, value)), scale)[0], None
+        return full_attention(*(each.transpose(1, 2) for each in (query, key, value)), scale)[0]
 
-    register_attention("bench_full", attend)
-    return "bench_full"
+    return _registered("bench_full", attend)
 
 
 @cache
-def flex_attention() -> Literal["bench_flex"]:
+def flex_attention() -> str:
     """Register PyTorch's FlexAttention without a mask, fast only if compiled; return its name."""
     import torch
     from torch.nn.attention.flex_attention import flex_attention
@@ -147,7 +135,20 @@ def flex_attention() -> Literal["bench_flex"]:
         >= torch_inside.FLEX_MIN_SHARED_BYTES
     )
 
-    def attend(
+    def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        tuned = roomy and query.size(-1) <= torch_inside.FLEX_MAX_HEAD_WIDTH
+        options = torch_inside.FLEX_BACKWARD_OPTIONS if tuned else None
+        out: Any = flex_attention(query, key, value, scale=scaling, kernel_options=options)
+        result: Tensor = out.transpose(1, 2).contiguous()
+        return result
+
+    return _registered("bench_flex", attend)
+
+
+def _registered(name: str, attend: Callable[[Tensor, Tensor, Tensor, float | None], Tensor]) -> str:
+    """Let transformers call attention of queries, keys, values and a scale by this name; return the name."""
+
+    def by_name(
         module: Any,
         query: Tensor,
         key: Tensor,
@@ -159,10 +160,7 @@ def flex_attention() -> Literal["bench_flex"]:
         **_: Any,
     ) -> tuple[Tensor, None]:
         assert attention_mask is None and not dropout and not attends_causally(module, is_causal)
-        tuned = roomy and query.size(-1) <= torch_inside.FLEX_MAX_HEAD_WIDTH
-        options = torch_inside.FLEX_BACKWARD_OPTIONS if tuned else None
-        out = flex_attention(query, key, value, scale=scaling, kernel_options=options)
-        return out.transpose(1, 2).contiguous(), None
+        return attend(query, key, value, scaling), None
 
-    register_attention("bench_flex", attend)
-    return "bench_flex"
+    register_attention(name, by_name)
+    return name
