@@ -27,6 +27,7 @@ from bench.training.models.generic import (
 from bench.training.models.model import empty_batch
 from bench.training.models.own_models import resolve_inline
 from bench.training.models.repeated_blocks import BlockKind, NoPolynomial, extrapolated, long_kinds
+from bench.training.vendor import transformers_inside
 from benchmarks import small_architectures
 from benchmarks.architectures import described
 from tests.training.models.keeping import kept_bytes_a_sample
@@ -101,7 +102,11 @@ def test_blocks_that_compute_by_their_place_all_run(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def short_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let fewer positions be a long loop, and shorter samples tell of it: a position takes milliseconds."""
+    """Let fewer positions be a long loop, and shorter samples tell of it: a position takes milliseconds.
+
+    Jamba's mixers loop over positions as long as no test before has let them scan by a kernel's stand-in.
+    """
+    transformers_inside.scan_mamba1_by("jamba", None)
     monkeypatch.setattr(repeated_blocks, "MOST_CALLS", 250)
     monkeypatch.setattr(repeated_blocks, "STEP", 8)
 
