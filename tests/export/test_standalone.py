@@ -268,8 +268,8 @@ def test_plain_does_not_leave_out_what_memory_depends_on(tmp_path: Path, capsys:
 def test_plain_leaves_out_exactly_the_methods_of_bench_that_only_make_steps_faster() -> None:
     every = replace(trial_of("tiny-gpt-neox"), setting=tuple(known_methods()))
     assert {*known_methods()} - {*standalone.plain(every).setting} == {
-        "rotary", "gelu", "norms", "depthwise", "full-attention", "flex-attention", "joined-products", "padded-head",
-        "transposed-factors", "cuda-graphs",
+        "rotary", "gelu", "norms", "depthwise", "full-attention", "flex-attention", "joined-products",
+        "padded-head", "transposed-factors", "cuda-graphs",
     }  # fmt: skip
 
 
