@@ -2,11 +2,11 @@
 
 Made for short sequences, such as the 197 patches of an image:
 
-- One program of the backward pass has a whole head of a sample. It alone adds up the gradient of the head's
-  queries, so no product is computed twice, as where one kernel computes the gradient of queries and another
-  one those of keys and values.
-- Of the keys, what is left after whole blocks is a smaller block. Of the queries it is a block of the usual
-  size with zeros: a second size would keep keys and values in registers in a second layout.
+- One program of the backward pass has a whole head of a sample, and adds up all its gradients. Two kernels, one
+  for the gradient of queries and one for those of keys and values, would both compute the scores.
+- In the backward pass, what is left of the keys after whole blocks is a smaller block, and what is left of
+  the queries is a whole block with zeros: for queries of two sizes, keys and values would be held in
+  registers in two layouts.
 - Two warps share a block of the forward pass. For four, Triton chooses instructions that can read values
   only after they were transposed in shared memory, and the pass takes longer.
 
