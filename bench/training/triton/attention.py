@@ -2,8 +2,8 @@
 
 Made for short sequences, such as the 197 patches of an image:
 
-- One program of the backward pass has a whole head of a sample, and adds up all its gradients. Two kernels, one
-  for the gradient of queries and one for those of keys and values, would both compute the scores.
+- One program of the backward pass has a whole head of a sample, and adds up all its gradients. Two kernels,
+  one for the gradient of queries and one for those of keys and values, would both compute the scores.
 - In the backward pass, what is left of the keys after whole blocks is a smaller block, and what is left of
   the queries is a whole block with zeros: for queries of two sizes, keys and values would be held in
   registers in two layouts.
@@ -49,7 +49,7 @@ def write_attention(
     """
     samples, length, heads, width = query.shape
     blocks = FORWARD
-    _forward_kernel[(triton.cdiv(length, blocks.queries), samples * heads)](
+    _forward_kernel[(triton.cdiv(length, blocks.queries) * samples * heads,)](
         query, key, value, out, sums, scale, length, heads, *query.stride()[:3],
         width, blocks.queries, blocks.keys, _rest(length, blocks.queries), length % blocks.keys == 0,
         num_warps=blocks.warps, maxnreg=blocks.registers,
@@ -108,11 +108,12 @@ def _forward_kernel(
     whole_keys: tl.constexpr,
 ):  # fmt: skip
     """Compute what a block of positions of one head reads."""
-    first = tl.program_id(0) * queries
-    sample, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
+    blocks = tl.cdiv(length, queries)
+    first, of_all = tl.program_id(0) % blocks * queries, tl.program_id(0) // blocks
+    sample, head = (of_all // heads).to(tl.int64), of_all % heads
     start = sample * of_sample + head * of_head
     out += (sample * length * heads + head) * width
-    sums += tl.program_id(1).to(tl.int64) * length
+    sums += of_all.to(tl.int64) * length
     if first + queries <= length:
         _read_by_queries(
             query + start, key + start, value + start, out, sums, scale, first, length, of_row,
