@@ -119,7 +119,10 @@ METHODS = (
         only_faster=True,
         free_lunch=True,
         compiled_on_first_use=True,
-        requires={"tf32": "full-attention multiplies in TF32: add tf32"},
+        requires={
+            "tf32": "full-attention multiplies in TF32: add tf32",
+            "kernels": "full-attention replaces the fused attention of kernels: add kernels",
+        },
         refuse=_refuse_full_attention,
         find=_find_full_attention,
         apply=_apply_full_attention,
