@@ -244,7 +244,7 @@ def test_a_reader_changes_the_question_and_sends_the_link(page: Page, folder: Pa
     assert shown_offers(page) == python_offers(found)
     assert lines(page)[0] == (
         "fastest in budget, cheapest by the deadline: rent 2x H100 80GB HBM3 at $4.25 an hour: "
-        "0.02407 ±0.00099 days, $2.46 a run, $29.47 for 12 runs"
+        "0.02407 ±0.00097 days, $2.46 a run, $29.47 for 12 runs"
     )
     link = link_of(page)
     changed = "budget=60&deadline=0.08333333333333333&runs=12&utilisation=40&rent%3A2x+H100+80GB+HBM3=4.25"
