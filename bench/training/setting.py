@@ -36,6 +36,12 @@ def in_group(setting: Setting, group: Group) -> str | None:
 
 
 @lru_cache(SETTINGS_KEPT)
+def fuses_attention(setting: Setting) -> bool:
+    """Whether scores of attention are not kept: by kernels of a family, or by a method for attention."""
+    return "kernels" in setting or in_group(setting, "attention") is not None
+
+
+@lru_cache(SETTINGS_KEPT)
 def sharded_by(setting: Setting) -> Literal["zero", "fsdp"] | None:
     """Return the engine that shards the model: "zero" (DeepSpeed), "fsdp" (PyTorch's FSDP2), or None."""
     sharding = in_group(setting, "sharding")

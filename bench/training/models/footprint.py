@@ -16,7 +16,7 @@ from bench.base.frozen import dataclass
 from bench.base.strict_json import later
 from bench.training.lifetimes import from_text
 from bench.training.models.model import SDPA, Family, Flops, Model, OperationShapes, Parts
-from bench.training.setting import Setting, halves_weights, in_group, sharded_by
+from bench.training.setting import Setting, fuses_attention, halves_weights, in_group, sharded_by
 
 if TYPE_CHECKING:
     from torch import nn
@@ -198,7 +198,7 @@ class Counted:
         GELU, the kernels of bench keep it without the bias, and both keep the result for the next layer.
         """
         halved = lowered(model) < FP32 and halves_weights(setting)
-        how = ("kernels" in setting, in_group(setting, "compilation") is not None, halved)
+        how = (fuses_attention(setting), in_group(setting, "compilation") is not None, halved)
         found = (entry for entry in self.footprints if (entry.kernels, entry.compiled, entry.halved) == how)
         footprint = next((entry.footprint for entry in found), None)
         if footprint is None or not how[1]:

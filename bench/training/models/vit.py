@@ -24,7 +24,7 @@ from bench.training.models.footprint import (
 from bench.training.models.model import Flops, Model, OperationShapes, Parts, Recipe, tiny
 from bench.training.optimizers import Adam
 from bench.training.schedules import DecaySchedule
-from bench.training.setting import Setting, in_group
+from bench.training.setting import Setting, fuses_attention, in_group
 
 
 class Vit(FamilyWithFormulas):
@@ -102,7 +102,7 @@ class Vit(FamilyWithFormulas):
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
         token += f * activated(model, setting, a["hidden_act"]) + masks
-        if "kernels" in setting:
+        if fuses_attention(setting):
             # The backward pass peaks at the gradient of gelu's input.
             block, backward = n * (token + FP32 * heads), n * h * f
         else:

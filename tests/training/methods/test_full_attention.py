@@ -16,14 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from bench.base.errors import BadInput
+from bench.planning.memory_prediction import predict_bytes
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import Method, free_lunch, known_methods
-from bench.training.models import Model, known_models
+from bench.training.models import Model, counts_of, known_models
 from bench.training.models.attention import register_attention
 from bench.training.models.full_attention import attend_to_all
+from bench.training.setting import Setting
 from bench.training.vendor import transformers_source
 from tests.targets import A100, CPU, H200, V100
-from tests.training.models.keeping import made_up_batch
+from tests.training.models.keeping import counted_for, made_up_batch
 from tests.training.models.test_attention import (
     ENCODER,
     FULL,
@@ -216,6 +218,14 @@ def test_a_call_tells_what_attention_needs(asked: dict[str, Any], reason: str | 
     with pytest.raises(BadInput, match=reason):
         FLEX.find(TEXT, whole)
     assert whole.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("model", SEEING_ALL[:2], ids=lambda model: model.family)
+def test_memory_has_no_scores_beside_a_method_for_attention(model: Model) -> None:
+    settings: list[Setting] = [(*one, "compile-blocks") for one in ((), ("flex-attention",), ("kernels",))]
+    counts = counts_of(model) if model.family == "vit" else counted_for(model, *settings)
+    without, flex, kernels = (predict_bytes(model, setting, 64, 1, counts) for setting in settings)
+    assert flex == kernels and without and flex and without > flex
 
 
 def test_attention_to_other_positions_is_left_to_flex_attention() -> None:

@@ -230,6 +230,7 @@ def test_a_free_lunch_has_no_method_for_other_models() -> None:
         "rotary",
         "norms",
         "depthwise",
+        "full-attention",
         "flex-attention",
         "masked-head",
         "chunked-loss",
