@@ -64,7 +64,7 @@ def stages_as_blocks() -> Iterator[None]:
 def flex_attention() -> Iterator[None]:
     """Attend by FlexAttention where full-attention does by bench's kernels (decision 90)."""
     plain = full_attention.full_attention
-    full_attention.full_attention = full_attention.flex_attention  # type: ignore[assignment]
+    full_attention.full_attention = full_attention.flex_attention
     try:
         yield
     finally:

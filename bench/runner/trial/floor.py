@@ -26,7 +26,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ from bench.runner.trial.recorded_computations import (
 )
 from bench.training.methods import FULL_ATTENTION, TRANSPOSED_FACTORS, prepare_all
 from bench.training.models.footprint import ROW_MULTIPLE
-from bench.training.models.full_attention_operator import full_attention
+from bench.training.models.full_attention_operator import attend
 from bench.training.setting import Setting
 
 SPREAD = 0.05  # standard deviation of the random numbers: on zeros, a GPU draws less power and is faster
@@ -66,7 +66,7 @@ def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float 
     torch.manual_seed(trial.seed)
     prepare_all(trial.setting)
     recording = recorded(trial.model, trial.setting, trial.micro_batch)
-    calls = _calls(recording, device, _as_in(trial.setting))
+    calls = _calls(recording, device, trial.setting)
     emit({"phase": "warm-up"})
     _timed(calls, device, min(WARM_SECONDS, trial.timing.warmup_seconds))
     emit({"phase": "measure"})
@@ -74,21 +74,19 @@ def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float 
     return Floor(passes, *(seconds[kind] / passes for kind in KINDS))
 
 
-def _as_in(setting: Setting) -> Callable[[Computation], Computation]:
-    """Return a function that turns a recorded computation into the one that is timed for a setting."""
-    changes = [aligned]
+def _timed_as(computation: Computation, setting: Setting) -> Computation:
+    """Return the computation that is timed in place of a recorded one in a setting."""
+    computation = aligned(computation)
     if TRANSPOSED_FACTORS in setting:
-        changes.append(along_sums)
-    if FULL_ATTENTION in setting:
-        changes.append(by_full_attention)
-    return lambda computation: reduce(lambda each, change: change(each), changes, computation)
+        computation = along_sums(computation)
+    return by_full_attention(computation) if FULL_ATTENTION in setting else computation
 
 
 def _calls(
-    recording: Recording, device: Device, timed_as: Callable[[Computation], Computation]
+    recording: Recording, device: Device, setting: Setting
 ) -> Mapping[Kind, Sequence[tuple[Call, int]]]:
     """Return by kind the recorded calls on random numbers of a device, each with its number in a pass."""
-    computations = {key: timed_as(each) for key, each in recording.computations.items()}
+    computations = {key: _timed_as(each, setting) for key, each in recording.computations.items()}
     extents = [form.extent for each in computations.values() for form in each.forms]
     numbers = torch.empty(max(extents, default=0), device=device.torch).normal_(0, SPREAD)
     pools: dict[torch.dtype, Tensor] = {}  # every tensor is a view of the pool of its precision
@@ -150,9 +148,7 @@ def by_full_attention(computation: Computation) -> Computation:
 
 
 def _full_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    turned = (each.transpose(1, 2) for each in (query, key, value))
-    result: Tensor = full_attention(*turned, query.size(-1) ** -0.5 if scale is None else scale)[0]
-    return result.transpose(1, 2)
+    return attend(query, key, value, scale).transpose(1, 2)
 
 
 def _with_equal_groups(left: Tensor, right: Tensor, ends: Tensor, *rest: Any) -> tuple[Any, ...]:

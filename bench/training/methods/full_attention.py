@@ -26,8 +26,6 @@ def _refuse_full_attention(model: Model, target: Target) -> str | None:
         *some, last = OWN_HEAD_WIDTHS
         wanted = f"{', '.join(map(str, some))} or {last}"
         return f"its kernels take heads of {wanted} elements, and these have {width or 'an unknown number'}"
-    if target.device == "cpu":
-        return "its kernels are for NVIDIA GPUs"
     return why_not_hopper(target)
 
 

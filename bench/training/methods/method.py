@@ -126,11 +126,16 @@ def older_than(target: Target, capability: float) -> bool:
     return target.compute_capability is not None and float(target.compute_capability) < capability
 
 
+def refuse_cpu(target: Target) -> str | None:
+    """Return why a method with kernels in Triton is not for the target; None if it is."""
+    return "its kernels are for NVIDIA GPUs" if target.device == "cpu" else None
+
+
 def why_not_hopper(target: Target) -> str | None:
-    """Return why a method that was measured on Hopper GPUs alone is not for the target; None if it is."""
+    """Return why kernels that were measured on Hopper GPUs alone are not for the target; None if they are."""
     found = target.compute_capability
     if found in (None, HOPPER):
-        return None
+        return refuse_cpu(target)
     return f"it was measured on GPUs of compute capability {HOPPER} alone, and this one has {found}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.training.methods.method import Method, Target, looking_for, unfit, why_not_hopper
+from bench.training.methods.method import Method, Target, looking_for, refuse_cpu, unfit, why_not_hopper
 from bench.training.models import Model, family_of
 from bench.training.models.depthwise import SIDE
 from bench.training.vendor import torch_inside, transformers_source
@@ -26,16 +26,12 @@ _method = partial(
 )
 
 
-def _refuse_cpu(target: Target) -> str | None:
-    return "its kernels are for NVIDIA GPUs" if target.device == "cpu" else None
-
-
 def _refuse_rotary(model: Model, target: Target) -> str | None:
     if model.recipe.documents:
         return "its attention cannot be told where documents end"
     given = family_of(model).complete(model)
     reason = transformers_source.why_no_packed_rotary(model.family, model.recipe.aim.mapping, given)
-    return reason or _refuse_cpu(target)
+    return reason or refuse_cpu(target)
 
 
 def _find_rotary(model: Model, whole: nn.Module) -> None:
@@ -53,7 +49,7 @@ def _apply_rotary(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> 
 
 
 def _refuse_gelu(model: Model, target: Target) -> str | None:
-    if reason := _refuse_cpu(target):
+    if reason := refuse_cpu(target):
         return reason
     given = family_of(model).complete(model)
     return transformers_source.why_no_biased_gelu(model.family, model.recipe.aim.mapping, given)
@@ -80,7 +76,7 @@ def _refuse_norms(model: Model, target: Target) -> str | None:
     width = transformers_source.field(model.family, "hidden_size", given)
     if isinstance(width, int | float) and width > MAX_WIDTH:
         return _too_wide(width, model)
-    return _refuse_cpu(target)
+    return refuse_cpu(target)
 
 
 def _too_wide(width: float, model: Model) -> str:
@@ -108,8 +104,8 @@ def _refuse_depthwise(model: Model, target: Target) -> str | None:
     if "images" not in model.recipe.aim.data:
         return f"{model.name} has no depthwise convolutions of seven by seven"
     if _counts_depthwise(model):
-        return _refuse_cpu(target)
-    return transformers_source.why_not_depthwise(model.family) or _refuse_cpu(target)
+        return refuse_cpu(target)
+    return transformers_source.why_not_depthwise(model.family) or refuse_cpu(target)
 
 
 def _counts_depthwise(model: Model) -> bool:
@@ -132,7 +128,7 @@ def _apply_depthwise(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -
 def _refuse_transposed_factors(model: Model, target: Target) -> str | None:
     if model.recipe.precision != "fp32":
         return "in half precision tensor cores read factors in both orders at the same rate"
-    return why_not_hopper(target) or _refuse_cpu(target)
+    return why_not_hopper(target)
 
 
 def _apply_transposed_factors(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:

@@ -113,12 +113,7 @@ def attend_within(
 @cache
 def full_attention() -> str:
     """Register attention by the operator of full_attention_operator.py; return its name."""
-    from bench.training.models.full_attention_operator import full_attention
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        assert query.shape == key.shape == value.shape
-        scale = query.size(-1) ** -0.5 if scaling is None else scaling
-        return full_attention(*(each.transpose(1, 2) for each in (query, key, value)), scale)[0]
+    from bench.training.models.full_attention_operator import attend
 
     return _registered("bench_full", attend)
 

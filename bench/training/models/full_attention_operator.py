@@ -13,6 +13,17 @@ import torch
 from torch import Tensor
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """Return what positions read, in the shape (samples, positions, heads, width).
+
+    The three tensors have the shape (samples, heads, positions, width). Without a scale it is that of torch.
+    """
+    assert query.shape == key.shape == value.shape
+    turned = (each.transpose(1, 2) for each in (query, key, value))
+    result: Tensor = full_attention(*turned, query.size(-1) ** -0.5 if scale is None else scale)[0]
+    return result
+
+
 @torch.library.custom_op("bench::full_attention", mutates_args=())
 def full_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Return what positions read, and the logarithms of the sums of their weights, to base two.

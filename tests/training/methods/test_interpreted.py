@@ -18,11 +18,13 @@ ATTENTION = """
 import torch
 from itertools import product
 from bench.training.models.full_attention_operator import full_attention
-from bench.training.triton.attention import write_attention, write_gradients
+from bench.training.models.full_attention import OWN_HEAD_WIDTHS
+from bench.training.triton.attention import BACKWARD, write_attention, write_gradients
 
 torch.manual_seed(0)
+assert tuple(BACKWARD) == OWN_HEAD_WIDTHS
 # Positions that blocks do not divide, or do; queries, keys and values of their own, and slices of one tensor.
-for length, width, joined in product((1, 33, 128, 197), (16, 32, 64), (False, True)):
+for length, width, joined in product((1, 33, 128, 197), OWN_HEAD_WIDTHS, (False, True)):
     shape = (1, length, 2, width)
     given = torch.randn(1, length, 3, 2, width).unbind(2) if joined else torch.randn(3, *shape).unbind()
     given = [one.detach().requires_grad_() for one in given]
