@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -98,6 +100,25 @@ def test_it_computes_and_keeps_what_the_function_does(
     assert torch.equal(found, expected)
     assert kept == most
     torch.testing.assert_close(gradients(ours, found), gradients(theirs, expected), rtol=0, atol=0)
+
+
+def test_it_holds_no_tensor_once_autograd_lets_go_of_the_result(
+    mixer_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's search for reference cycles is off, so that only the last reference frees a tensor."""
+    calls, mix = plain_mixer.installed(monkeypatch), mixer_operator()
+    given = arguments(norm=True, bias=False, precision=torch.float32)
+    mix(**given)  # torch itself holds the tensors of an operator's first call
+    gc.disable()
+    try:
+        entry = given["zxbcdt"] * 1
+        result = mix(**(given | {"zxbcdt": entry}))
+        alive = weakref.ref(entry)
+        calls.clear()
+        del entry, result
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("norm", [True, False])

@@ -1,12 +1,12 @@
-"""Changes for would_it_pay.py: optimisations that bench does not contain and that may be worth adding.
+"""Changes for the scripts of this folder: optimisations that bench does not contain and that may pay.
 
 Each is a context manager that is active while a model is built and trains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 import torch._inductor.config
@@ -96,3 +96,12 @@ CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "parts-together": parts_together,
     "stages-as-blocks": stages_as_blocks,
 }
+
+
+@contextmanager
+def changed(names: Iterable[str]) -> Iterator[None]:
+    """Make all of these changes for as long as the context lasts."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(CHANGES[name]())
+        yield

@@ -46,6 +46,19 @@ SAVED = (
 )  # fmt: skip
 
 
+class Context:
+    """Takes the tensors that a forward pass saves, and the attributes that it sets.
+
+    Nothing in it refers to itself. A reference cycle would hold the tensors of each mixer until Python looks
+    for cycles, which in compiled code happens after many mixers.
+    """
+
+    saved: tuple[Tensor | None, ...]
+
+    def save_for_backward(self, *saved: Tensor | None) -> None:
+        self.saved = saved
+
+
 def mixer_operator() -> Callable[..., Tensor]:
     """Return a function for a mixer of Mamba 2, from its first product on, as an operator of torch.
 
@@ -146,8 +159,7 @@ def _mixed(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return a mixer's result, the scan's result, and the deviations of the norm, none without a norm."""
     import torch
 
-    named, ctx = dict(zip(NAMES, given, strict=True)), SimpleNamespace()
-    ctx.save_for_backward = lambda *saved: setattr(ctx, "saved", saved)
+    named, ctx = dict(zip(NAMES, given, strict=True)), Context()
     with torch.autocast(named["zxbcdt"].device.type, enabled=False):
         result: Tensor = _function().forward(ctx, **named)
     saved = dict(zip(SAVED, ctx.saved, strict=True))

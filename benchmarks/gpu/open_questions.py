@@ -42,6 +42,11 @@ class Questions:
 
     def of_speed(self) -> Iterator[Question]:
         yield self.change("mixers-in-graphs", "granite-h-1b", 16, 300)
+        for changes in ((), ("--changes", "mixers-in-graphs")):
+            of_mixers = ("granite-h-1b", "16", *changes)
+            name = "-".join(["granite-h-1b", *changes[1:]])
+            yield self.script(f"where-{name}", 120, "where_time_goes.py", *of_mixers)
+            yield self.script(f"peaks-{name}", 150, "peaks.py", *of_mixers)
         for name in ("swin-large", "segformer-b5"):
             yield self.change("stages-as-blocks", name, 32, 500)
         prove = {"steps": 3, "minutes": 1}

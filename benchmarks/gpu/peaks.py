@@ -1,10 +1,11 @@
 """Hold the predicted memory of a setting against what its passes take, allocated and reserved.
 
-    python benchmarks/gpu/peaks.py MODEL MICRO_BATCH [METHOD...] > peaks.json
+    python benchmarks/gpu/peaks.py MODEL MICRO_BATCH [METHOD...] [--changes NAME...] > peaks.json
 
 Measures the setting without cuda-graphs, with cuda-graphs, and with cuda-graphs after gradients were moved
 out of the memory that the first passes used: a gradient among freed activations keeps all of their segment.
-Prints the largest tensors that a pass keeps for its backward pass, and a table on stderr.
+Prints the largest tensors that a pass keeps for its backward pass, and a table on stderr. `--changes` makes
+changes of changes.py, which the prediction does not know.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from changes import changed
 from models import find_model, setting_here, turn_on_gpu
 from tabulate import tabulate
 from torch import Tensor
@@ -45,10 +47,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("micro_batch", type=int)
     parser.add_argument("methods", nargs="*", help="default: the free lunch, with half-weights if possible")
+    parser.add_argument("--changes", nargs="*", default=(), metavar="NAME")
     asked = parser.parse_args()
     model = find_model(asked.model)
     kind: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
-    with turn_on_gpu():
+    with turn_on_gpu(), changed(asked.changes):
         setting = setting_here(model, asked.methods, device=kind, beside=["half-weights"])
         plain = tuple(name for name in setting if name != RECORDED)
         kept = Kept()
@@ -58,8 +61,9 @@ def main() -> None:
             recorded_pass.record_graph = after_moving_gradients(recorded_pass.record_graph)
             found["recorded, gradients moved"] = measured(model, setting, asked.micro_batch, kind)
     predicted = predict_bytes(model, setting, asked.micro_batch, 1, counts_of(model))
-    print(json.dumps({"model": model.name, "setting": setting, "micro_batch": asked.micro_batch,
-                      "predicted": predicted, "found": found, "kept": kept.largest()}))  # fmt: skip
+    asked_for = {"model": model.name, "setting": setting, "micro_batch": asked.micro_batch}
+    answer = {"changes": asked.changes, "predicted": predicted, "found": found, "kept": kept.largest()}
+    print(json.dumps(asked_for | answer))
     rows = [
         (name, (predicted or 0) / GIB, *(value / GIB for value in peaks.values()))
         for name, peaks in found.items()

@@ -16,12 +16,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from changes import CHANGES
+from changes import CHANGES, changed
 from models import find_model, setting_here, turn_on_gpu
 
 from bench.records.trial import Timing, Trial
@@ -37,9 +36,7 @@ def measured(trial: Trial, device: Device, changes: Sequence[str]) -> dict[str, 
     gc.collect()  # frees the previous model
     if device.kind == "cuda":
         torch.cuda.empty_cache()
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        for change in changes:
-            stack.enter_context(CHANGES[change]())
+    with tempfile.TemporaryDirectory() as scratch, changed(changes):
         run = TrialRun(trial, device, Team(), Path(scratch), lambda _: None)
         run.prepare()
         losses, norms = [], []
