@@ -82,19 +82,25 @@ def mixers_in_graphs() -> Iterator[None]:
         transformers_inside.mamba2_kernel = plain
 
 
-def padding(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
-    """Return a change of the settings by which the compiler pads products with rows of odd length."""
-    return lambda: torch._inductor.config.patch(settings)
+def compiling(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
+    """Return a change of the compiler's settings; two underscores stand for the dot in a name."""
+    return lambda: torch._inductor.config.patch(
+        {name.replace("__", "."): on for name, on in settings.items()}
+    )
 
 
 CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "flex-attention": flex_attention,
     "loss-in-triton": loss_in_triton,
     "mixers-in-graphs": mixers_in_graphs,
-    "never-padded": padding(shape_padding=False),
-    "padded": padding(force_shape_pad=True),
+    "never-padded": compiling(shape_padding=False),
+    "norms-apart": compiling(triton__mix_order_reduction=False),  # gradients of inputs and weights
+    "padded": compiling(force_shape_pad=True),
     "parts-together": parts_together,
     "stages-as-blocks": stages_as_blocks,
+    "tuned-by-descent": compiling(coordinate_descent_tuning=True),
+    "tuned-elementwise": compiling(max_autotune_pointwise=True),
+    "tuned-norms": compiling(triton__mix_order_reduction_autotune_split_size=True),
 }
 
 

@@ -47,6 +47,9 @@ class Questions:
             name = "-".join(["granite-h-1b", *changes[1:]])
             yield self.script(f"where-{name}", 120, "where_time_goes.py", *of_mixers)
             yield self.script(f"peaks-{name}", 150, "peaks.py", *of_mixers)
+        tuned = "norms-apart/tuned-norms/tuned-elementwise/tuned-by-descent"
+        for name in ("qwen3-1.7b", "gemma3-1b"):
+            yield self.script(f"tuned-{name}", 500, "would_it_pay.py", tuned, name, "4")
         for name in ("swin-large", "segformer-b5"):
             yield self.change("stages-as-blocks", name, 32, 500)
         prove = {"steps": 3, "minutes": 1}
