@@ -36,7 +36,7 @@ def _mappings() -> str:
 @cache
 def types() -> frozenset[str]:
     """Return all model types; empty if they cannot be read."""
-    return frozenset(re.findall(r'"([\w.-]+)"[,:] "\w+Config"', _mappings()))
+    return frozenset(re.findall(r'"([\w.-]+)"[,:] "(?!AutoConfig)\w+Config"', _mappings()))
 
 
 @cache
