@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bench.base.errors import EnvironmentCannot
 from tests.training.models import plain_mixer
-from tests.training.models.plain_mixer import MambaSplitConv1dScanCombinedFn
+from tests.training.models.plain_mixer import MambaSplitConv1dScanCombinedFn, applied
 
 SAMPLES, LENGTH, WIDTH, HEADS, HEAD, STATES = 2, 20, 32, 8, 8, 4
 INNER = HEADS * HEAD
@@ -48,14 +48,6 @@ def arguments(*, norm: bool, bias: bool, precision: torch.dtype, groups: int = 2
         "chunk_size": 8, "dt_limit": (0.0, float("inf")), "activation": "silu",
         "rmsnorm_eps": 1e-5 if norm else None, "headdim": HEAD, "ngroups": groups, "norm_before_gate": False,
     }  # fmt: skip
-
-
-def applied(**given: Any) -> Tensor:
-    """Return what mamba-ssm's own function returns."""
-    _, *parameters = inspect.signature(MambaSplitConv1dScanCombinedFn.forward).parameters.values()
-    in_order = (given.get(one.name, one.default) for one in parameters)
-    result: Tensor = MambaSplitConv1dScanCombinedFn.apply(*in_order)  # type: ignore[no-untyped-call]
-    return result
 
 
 def gradients(given: Mapping[str, Any], result: Tensor) -> dict[str, Tensor]:

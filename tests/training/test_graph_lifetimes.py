@@ -9,6 +9,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.training.lifetimes import BlockTensors, Lifetime, from_text, to_text
 from bench.training.models.counted_memory import kept_attention
+from bench.training.models.stand_in import ends_graph
 from bench.training.vendor import torch_inside
 
 SAMPLES, WIDTH, INNER = 1009, 512, 1024  # a prime number of samples, whose rows are in fp32
@@ -59,7 +60,7 @@ def when_compiled(module: type[nn.Module], *shape: int) -> tuple[list[int], Bloc
         torch_inside.make_fake(built, None)
         entry = torch.empty(SAMPLES, *shape, WIDTH, requires_grad=True)
         return torch_inside.tensors_when_compiled(
-            built, lambda arguments, _: built(*arguments), ([entry], {}), SAMPLES
+            built, lambda arguments, _: built(*arguments), ([entry], {}), SAMPLES, ends_graph
         )
 
 

@@ -52,7 +52,7 @@ from bench.training.models.repeated_blocks import (
     long_kinds,
     tensors_of,
 )
-from bench.training.models.stand_in import empty_operator
+from bench.training.models.stand_in import empty_operator, ends_graph
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 from bench.training.vendor.efficient_attention import gradient_of_bias, seen_bias, workspace
@@ -454,7 +454,9 @@ class _Count:
         given = copied((kind.arguments, dict(kind.keywords)))
         call = partial(self._call, kind)
         with transformers_inside.without_kept_results():
-            saved, tensors = torch_inside.tensors_when_compiled(kind.first, call, given, self.samples)
+            saved, tensors = torch_inside.tensors_when_compiled(
+                kind.first, call, given, self.samples, ends_graph
+            )
         return sum(size for size in saved if size % self.samples == 0) // self.samples, tensors
 
     @contextmanager

@@ -100,7 +100,7 @@ def _operator(
     `kept` returns what it keeps of the given and of its results, the given ones first. `gradients` returns
     from the first result's gradient and the kept ones those of the given ones, and what else is in use.
     """
-    forward = empty_operator(name, "(Tensor[] given) -> Tensor[]", results)
+    forward = empty_operator(name, "(Tensor[] given) -> Tensor[]", results, ends_graph=True)
     backward = empty_operator(f"{name}_backward", "(Tensor gradient, Tensor[] kept) -> Tensor[]", gradients)
 
     def save(ctx: Any, inputs: tuple[Sequence[Tensor]], output: Sequence[Tensor]) -> None:

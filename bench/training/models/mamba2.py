@@ -140,7 +140,9 @@ def _like(given: Tensor, precision: torch.dtype) -> Tensor:
 def _operation() -> Callable[..., Sequence[Tensor]]:
     """Return an operator that has a mixer's result, and keeps what the kernel keeps."""
     given = "Tensor projected, Tensor[] weights"
-    forward = empty_operator("kept_scan", f"({given}, int[] sizes) -> (Tensor, Tensor, Tensor)", _scanned)
+    forward = empty_operator(
+        "kept_scan", f"({given}, int[] sizes) -> (Tensor, Tensor, Tensor)", _scanned, ends_graph=True
+    )
     backward = empty_operator(
         "kept_scan_backward",
         f"(Tensor gradient, {given}, Tensor[] kept, int[] sizes) -> (Tensor, Tensor[], Tensor)",

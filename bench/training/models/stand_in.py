@@ -22,13 +22,26 @@ def stand_in(
     return made
 
 
-def empty_operator(name: str, schema: str, results: Callable[..., Any]) -> Any:
-    """Register an operator of torch that computes nothing; `results` returns empty tensors of its results."""
+def empty_operator(name: str, schema: str, results: Callable[..., Any], *, ends_graph: bool = False) -> Any:
+    """Register an operator of torch that computes nothing; `results` returns empty tensors of its results.
+
+    With `ends_graph` it stands in for code that the compiler cannot look into, where a compiled graph ends.
+    """
     import torch
 
     operator = torch.library.custom_op(f"bench::{name}", results, mutates_args=(), schema=schema)
     operator.register_fake(results)
+    if ends_graph:
+        _ending_graphs.add(f"bench::{name}")
     return operator
+
+
+_ending_graphs: set[str] = set()
+
+
+def ends_graph(operator: Any) -> bool:
+    """Whether a compiled graph ends where the computation is called for which this operator stands in."""
+    return getattr(operator, "name", str)().partition(".")[0] in _ending_graphs
 
 
 @cache

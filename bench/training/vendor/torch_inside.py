@@ -301,11 +301,14 @@ def tensors_when_compiled(
     call: Callable[[Any, Any], Tensor],
     given: tuple[Sequence[Any], dict[str, Any]],
     samples: int,
+    ends_graph: Callable[[Any], bool],
 ) -> tuple[list[int], BlockTensors]:
     """Return the bytes of each storage that a call keeps for its backward pass under torch.compile.
 
     With them, the lifetimes of all tensors of both passes. `call` takes the arguments and keywords in
-    `given`, which are tensors of `samples` samples without contents.
+    `given`, which are tensors of `samples` samples without contents. `ends_graph` says of an operator whether
+    it stands in for code at which a compiled graph ends: the next graph cannot compute again what the former
+    one computed.
 
     Relies on: `aot_function` and `min_cut_rematerialization_partition` of torch._functorch, with which the
     compiler decides what is kept and what is computed again, and the private `_use_lazy_graph_module`, with
@@ -338,6 +341,7 @@ def tensors_when_compiled(
             return call(*arguments)
 
     def partition(joint: Any, inputs: Any, **more: Any) -> Any:
+        _end_graphs(joint.graph, more["num_fwd_outputs"], ends_graph)
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **more)
         outputs = forward.graph.find_nodes(op="output")[0].args[0][more["num_fwd_outputs"] :]
         for node in outputs:
@@ -352,6 +356,32 @@ def tensors_when_compiled(
         compiled(*weights.values(), *(values[i] for i in places))
     # The compiler partitions nothing where no weight up to here is trained.
     return [*sizes.values()], found[-1] if found else BlockTensors(0, ())
+
+
+def _end_graphs(joint: Any, output_count: int, ends_graph: Callable[[Any], bool]) -> None:
+    """Give tensors that are computed before a compiled graph ends, and read behind its end, another name.
+
+    The partitioner may compute nothing of what is before that name again for what is behind the end.
+    """
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    (outputs,) = joint.find_nodes(op="output")
+    forward, waiting = set(), [node for node in outputs.args[0][:output_count] if node is not None]
+    while waiting:
+        if (node := waiting.pop()) not in forward:
+            forward.add(node)
+            waiting += node.all_input_nodes
+    calls = [node for node in joint.nodes if node in forward and node.op == "call_function"]
+    for end in [node for node in calls if ends_graph(node.target)]:
+        behind = {*calls[calls.index(end) + 1 :]}
+        for node in calls[: calls.index(end)]:
+            if users := behind & node.users.keys():
+                with joint.inserting_after(end):
+                    handed_on = joint.call_function(torch.ops.aten.alias.default, (node,))
+                handed_on.meta |= {"val": node.meta["val"], "recompute": CheckpointPolicy.MUST_SAVE}
+                for user in users:
+                    user.replace_input_with(node, handed_on)
 
 
 def import_partitioner() -> None:

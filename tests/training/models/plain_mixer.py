@@ -125,6 +125,14 @@ class MambaSplitConv1dScanCombinedFn(torch.autograd.Function):
         return *six, *[None] * 6, of_norm, None, of_product, of_bias, None, None, None
 
 
+def applied(**given: Any) -> Tensor:
+    """Return what mamba-ssm's own function returns."""
+    _, *parameters = inspect.signature(MambaSplitConv1dScanCombinedFn.forward).parameters.values()
+    in_order = (given.get(one.name, one.default) for one in parameters)
+    result: Tensor = MambaSplitConv1dScanCombinedFn.apply(*in_order)  # type: ignore[no-untyped-call]
+    return result
+
+
 def installed(monkeypatch: pytest.MonkeyPatch, form: Callable[..., None] | None = None) -> list[Tensor]:
     """Let mamba-ssm be found; return the first argument of each call of its function's forward pass.
 

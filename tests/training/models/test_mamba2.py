@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,13 +17,20 @@ from bench.planning.memory_prediction import predict_bytes
 from bench.runner.trial.recorded_computations import recorded
 from bench.training.lifetimes import from_text
 from bench.training.methods import Target, known_methods
-from bench.training.models import Lora, family_of
+from bench.training.models import Lora, Model, family_of
 from bench.training.models.generic import counted, counted_work
 from bench.training.models.mamba2 import Mamba2Mixers, working_bytes
 from bench.training.models.shipped_counts import shipped_counts
 from bench.training.models.zoo import zoo_model
 from bench.training.vendor import transformers_inside
-from tests.training.models.keeping import counted_for, loss_of, made_up_batch
+from tests.training.models.keeping import (
+    counted_for,
+    halved,
+    kept_bytes_a_sample,
+    loss_of,
+    made_up_batch,
+)
+from tests.training.models.plain_mixer import MambaSplitConv1dScanCombinedFn, applied
 from tests.training.models.small_mixers import MIXERS_IN, SMALL, small
 
 HYBRIDS = sorted(SMALL.keys() - {"mamba2"})
@@ -39,6 +47,20 @@ def plain_afterwards() -> Iterator[None]:
         transformers_inside.scan_mamba2_by(model_type, None)
 
 
+def mixers_of(model: Model) -> Mamba2Mixers:
+    family = family_of(model)
+    assert isinstance(family, Mamba2Mixers)
+    return family
+
+
+def call_as_kernel(function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a function be found as mamba-ssm's kernel."""
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    combined = SimpleNamespace(mamba_split_conv1d_scan_combined=function)
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_combined", combined)
+
+
 @pytest.fixture
 def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Return the first arguments of calls of mamba-ssm's kernel, in place of which a product is computed."""
@@ -49,11 +71,7 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         calls.append(projected)
         return projected[..., :WIDTH] @ outproj_weight[:, :WIDTH].t().to(projected.dtype)
 
-    monkeypatch.setitem(sys.modules, "mamba_ssm", ModuleType("mamba_ssm"))
-    monkeypatch.setitem(sys.modules, "mamba_ssm.ops", ModuleType("mamba_ssm.ops"))
-    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton", ModuleType("mamba_ssm.ops.triton"))
-    combined = SimpleNamespace(mamba_split_conv1d_scan_combined=told)
-    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_combined", combined)
+    call_as_kernel(told, monkeypatch)
     return calls
 
 
@@ -205,6 +223,37 @@ def test_a_compiled_block_keeps_its_input_and_what_the_kernel_keeps() -> None:
     plain = counts.footprint(model, ("compile-blocks",))
     assert plain is not None
     assert plain.blocks[0].inside > 2 * footprint.blocks[0].inside
+
+
+@pytest.mark.parametrize("model_type", ["falcon_h1", "granitemoehybrid"])
+def test_counted_memory_is_what_compiled_blocks_keep_whose_graphs_end_at_the_kernel(
+    model_type: str, monkeypatch: pytest.MonkeyPatch, without_inductor: None
+) -> None:
+    """Weights have half precision, because the rules of a GPU's autocast cannot be compiled on a CPU.
+
+    Attention of Falcon-H1 reads what its mixer reads, after the kernel, and multiplies it once more.
+    """
+    model, setting = small(model_type, precision="bf16"), ("kernels", "half-weights", "compile-blocks")
+    family = mixers_of(model)
+    footprint = counted_for(model, setting, family=family).footprint(model, setting)
+    calls: list[str] = []
+
+    form = inspect.signature(MambaSplitConv1dScanCombinedFn.forward)
+    form = form.replace(parameters=[*form.parameters.values()][1:])  # a caller gives no context
+
+    def kernel(*given: Any, **named: Any) -> Tensor:
+        calls.append(model_type)
+        return applied(**form.bind(*given, **named).arguments)
+
+    kernel.__signature__ = form  # type: ignore[attr-defined]
+    call_as_kernel(kernel, monkeypatch)
+    module = halved(family.build(model, kernels=True), model)
+    family.mix_by(family.mamba_ssm())
+    for block in family.blocks(module):
+        block.forward = torch.compile(block.forward, dynamic=False)
+    kept = kept_bytes_a_sample(family, module, model)
+    assert len(calls) == 2 * MIXERS_IN[model_type] and footprint is not None
+    assert footprint.kept(checkpointing=False) == pytest.approx(kept, rel=0.02)
 
 
 def test_what_falcon_h1_multiplies_in_fp32_is_written_before_the_kernel() -> None:
