@@ -30,7 +30,7 @@ from bench.training.models.repeated_blocks import BlockKind, NoPolynomial, extra
 from bench.training.vendor import transformers_inside
 from benchmarks import small_architectures
 from benchmarks.architectures import described
-from tests.training.models.keeping import kept_bytes_a_sample
+from tests.training.models.keeping import counted_for, kept_bytes_a_sample
 
 LAYERS = 5  # blocks of a kind between the first and the last one
 FIELDS = (
@@ -328,7 +328,7 @@ def test_a_tower_that_the_model_never_calls_keeps_nothing() -> None:
     """Tokens alone reach no block of the tower for pictures."""
     model = small("git", "causal-lm")
     family = TransformersFamily("git")
-    footprint = counted(model).footprint(model, ())
+    footprint = counted_for(model, ()).footprint(model, ())
     kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
     assert footprint is not None
     assert footprint.kept(checkpointing=False) == pytest.approx(kept, rel=0.02)
@@ -341,8 +341,9 @@ def test_a_deep_stage_of_an_image_model_is_no_loop_over_positions(
     monkeypatch.setattr(repeated_blocks, "MOST_CALLS", 10)
     model = small(model_type, "image-classification")
     family = TransformersFamily(model_type)
-    counts = counted(model)
-    plain, compiled = (counts.footprint(model, setting) for setting in ((), ("kernels", "compile-blocks")))
+    settings = ((), ("kernels", "compile-blocks"))
+    counts = counted_for(model, *settings)
+    plain, compiled = (counts.footprint(model, setting) for setting in settings)
     kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
     assert plain is not None and (compiled is not None) == (model_type == "segformer")
     assert plain.kept(checkpointing=False) == pytest.approx(kept, rel=0.02)
