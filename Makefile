@@ -1,6 +1,10 @@
 # Everything a fresh machine needs is installed by the targets themselves, into .venv.
 VENV ?= .venv
-PYTHON ?= python3
+# Debian's Python is optimized with profiles and at link time. One that pyenv compiled is not: it may come first
+# in PATH, and takes longer for everything. Debian's is taken if it can make environments and has its headers.
+IS_COMPLETE := import ensurepip, pathlib, sys, sysconfig; header = pathlib.Path(sysconfig.get_path("include"), \
+	"Python.h"); sys.exit(sys.version_info < (3, 11) or not header.exists())
+PYTHON ?= $(shell /usr/bin/python3 -c '$(IS_COMPLETE)' 2>/dev/null && echo /usr/bin/python3 || echo python3)
 BIN := $(VENV)/bin
 MUTATIONS ?= 100000
 MUTANTS ?= 40
