@@ -45,7 +45,7 @@ def plain_json(data: bytes) -> Any:
         return NOT_PLAIN
     text = data.decode("utf-8")
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = _DECODER.decode(text)
     except (json.JSONDecodeError, _ConstantError):
         return NOT_PLAIN
     keys, _ = count_keys(value)
@@ -54,6 +54,10 @@ def plain_json(data: bytes) -> Any:
 
 def _refuse_constant(name: str) -> Any:
     raise _ConstantError(name)
+
+
+# json.loads would make a decoder for each text, which takes a fifth of the time of a short one.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _has_spaced_colon(data: bytes) -> bool:
