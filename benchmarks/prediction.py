@@ -52,6 +52,7 @@ from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
 from bench.training.models import Counted, Model, Precision, counts_by_formula, family_of
 from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.model import product_shapes
 from bench.training.models.shipped_counts import digest_of, shipped_counts
 from bench.training.setting import Setting
 from tests.planning.test_memory import named
@@ -96,6 +97,7 @@ TODAYS_KERNELS = (
     "nine-h200/",
     "nine-h200-repeated/",
     "nine-4xh200/",
+    "cards-4xh200/",
     "seven-h200/",
     "zoo-h200/",
     "frontier-",
@@ -203,6 +205,8 @@ def public_rows() -> Iterator[Row]:
         body, head = 24 * layers * width * width * length, 2 * WORDS * width * length
         share, parameters = (gpus - 1) / gpus, int(row["parameters"])
         whole = row["sharding"] == "SHARD_GRAD_OP"
+        sizes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+        products = [(*size, length) for size in layers * sizes + [(width, WORDS)]]
         kept = (4 / 3 if again else 1) * KEPT * layers * width * length + 6 * WORDS * length
         work = Work(
             products=(4 if again else 3) * body + 3 * head,
@@ -224,6 +228,8 @@ def public_rows() -> Iterator[Row]:
             ),
             exchanged_each_step=Collectives(0, 0.0),
             updated=parameters / gpus,
+            passes=4 / 3 if again else 1,
+            product_shapes=product_shapes(products),
         )
         gpu = gpu_named(CARDS[row["gpu"]])
         assert gpu is not None

@@ -22,13 +22,18 @@ from bench.planning.prediction.kernel_rates import (
     CYCLES_BY_WEIGHTS,
     DENSE_CONVOLUTIONS,
     DEPTHWISE_CYCLES,
+    OPERATIONS_BY_SUM,
+    SHARE_BY_SIDE,
     DepthwiseKernel,
+    between,
+    convolution_seconds,
     depthwise_cycles,
 )
 from bench.records.floor import Floor
 from bench.report.read_bundles import check_all
 from bench.training.models import Counted, family_of
 from bench.training.models.generic import TransformersFamily, counted_work
+from bench.training.models.model import ConvolutionShape
 
 ROOT = Path(__file__).parents[2]
 DEPTHWISE = ROOT / "results" / "frontier-h100" / "depthwise.txt"
@@ -121,6 +126,60 @@ def test_dense_convolutions_take_what_convnext_has_of_them() -> None:
     downsampling, patches = rate("256 512 56 k2"), rate("3 192 224 k4")
     together = 3.125 / (3 / downsampling + 0.125 / patches)
     assert together / rates("NVIDIA H200").products("bf16") == pytest.approx(DENSE_CONVOLUTIONS, rel=0.15)
+
+
+def convolved(precision: str, shape: str) -> float:
+    """Return the operations a second of a convolution that was timed, forwards and backwards."""
+    line = re.search(
+        rf"^conv\S* {precision} {shape} fwd ([\d.]+) .*TFLOP/s ([\d.]+) ([\d.]+) ms$",
+        OPERATIONS.read_text(),
+        re.M,
+    )
+    assert line is not None
+    tflops, forward, backward = map(float, line.groups())
+    return tflops * 1e12 * 3 * forward / (forward + backward)
+
+
+@pytest.mark.parametrize(
+    ("side", "shape"),
+    [
+        (48, "768 768 49 k128 g16"),
+        (80, "80 768 3000 k3 g1"),
+        (256, "last0 256 512 56 k2"),
+        (512, "512 512 3199 k3 g1"),
+        (1024, "last0 1024 2048 14 k2"),
+    ],
+)
+def test_a_dense_convolution_has_the_rate_of_its_narrower_side(side: int, shape: str) -> None:
+    h200 = rates("NVIDIA H200")
+    shares = [convolved(precision, shape) / h200.products(precision) for precision in ("bf16", "fp16")]
+    assert math.sqrt(math.prod(shares)) == pytest.approx(dict(SHARE_BY_SIDE)[side], rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("summed", "shape"),
+    [(10, "1 512 16000 k10 g1"), (48, "last0 3 192 224 k4"), (768, "last0 3 1024 224 k16")],
+)
+def test_a_convolution_of_pictures_or_sounds_has_operations_in_a_cycle(summed: int, shape: str) -> None:
+    each = [convolved(precision, shape) for precision in ("bf16", "fp16", "tf32")]
+    found = math.prod(each) ** (1 / 3) / rates("NVIDIA H200").cycles
+    assert found == pytest.approx(dict(OPERATIONS_BY_SUM)[summed], rel=0.02)
+
+
+def test_a_value_between_two_measured_ones_rises_evenly_in_logarithms() -> None:
+    measured = ((10, 1.0), (1000, 100.0))
+    assert [between(measured, size) for size in (1, 10, 100, 1000, 9999)] == pytest.approx(
+        [1, 1, 10, 100, 100]
+    )
+
+
+def test_a_convolution_with_few_channels_takes_cycles_and_another_one_a_share_of_products() -> None:
+    pictures, wide = ConvolutionShape(3, 192, 16, 10**12), ConvolutionShape(256, 512, 4, 10**12)
+    grouped = ConvolutionShape(48, 48, 128, 10**12)
+    slow, fast = (convolution_seconds(pictures, 1e15, cycles) for cycles in (1e11, 2e11))
+    assert slow == pytest.approx(2 * fast) == pytest.approx(1 / (45 * 0.1))
+    assert convolution_seconds(wide, 1e15, 1e11) == pytest.approx(1 / (0.29 * 1000))
+    assert convolution_seconds(grouped, 1e15, 1e11) == pytest.approx(1 / (0.022 * 1000))
 
 
 def test_attention_in_fp32_is_slower_than_products_in_tf32() -> None:

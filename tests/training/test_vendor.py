@@ -325,12 +325,14 @@ def test_operators_without_contents_take_what_kernels_take() -> None:
         assert (halves + floats).dtype == torch.float32
 
 
-def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:
+def test_the_flop_counter_takes_formulas_of_products_and_convolutions() -> None:
     assert hasattr(torch.ops.aten, "_grouped_mm"), gone(torch_inside, "torch has no aten._grouped_mm")
     assert "_grouped_mm" in inspect.getsource(torch.nn.functional.grouped_mm), gone(
         torch_inside, "F.grouped_mm calls another function"
     )
     counter = torch_inside.flop_counter(
+        product=lambda *_, **__: 1000,
+        product_with_sum=lambda *_, **__: 20_000,
         grouped_matmul=lambda *_, **__: 0,
         batched_matmul=lambda *_, **__: 7,
         convolution=lambda *_, **__: 100,
@@ -339,7 +341,8 @@ def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> No
         torch.bmm(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
         torch.conv1d(torch.ones(1, 1, 5), torch.ones(1, 1, 3))
         torch.nn.Linear(2, 3)(torch.ones(1, 2))
-    assert counter.get_total_flops() == 119, gone(torch_inside, "the flop counter ignores custom formulas")
+        torch.mm(torch.ones(1, 2), torch.ones(2, 3))
+    assert counter.get_total_flops() == 21_107, gone(torch_inside, "the flop counter ignores custom formulas")
     assert {*counter.get_flop_counts()} == {"Global"}, gone(
         torch_inside, "the flop counter tells modules apart"
     )

@@ -6,13 +6,25 @@ because the time of these kernels depends on a card's multiprocessors and clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-# Of the rate of large products. An H200 computes the convolutions of ConvNeXt's downsampling at 31% of it, of
-# Whisper's spectrograms at 18%, of ViT's patches at 4% and of ConvNeXt's patches at 2% (cuDNN, channels
-# outermost, half precision; docs/evidence/operations-h200); together, weighted as ConvNeXt has them, at 18%.
+from bench.training.models.model import ConvolutionShape
+
+# Of the rate of large products, where the shapes of convolutions are not known: the convolutions of ConvNeXt
+# together, weighted as it has them.
 DENSE_CONVOLUTIONS = 0.18
+# Dense convolutions by cuDNN, channels outermost, forwards and backwards, one H200
+# (docs/evidence/operations-h200). Their share of the rate of large products depends on the narrower side of a
+# group, its channels or its filters. In half precision: wav2vec 2.0's positions, Whisper's spectrograms,
+# ConvNeXt's first downsampling, wav2vec 2.0's features, ConvNeXt's last downsampling.
+SHARE_BY_SIDE = ((48, 0.022), (80, 0.18), (256, 0.29), (512, 0.37), (1024, 0.29))
+# Convolutions of pictures and sounds have up to three channels and no use for matrix units: operations in a
+# cycle of a multiprocessor, by the numbers that one sum adds. Geometric means over the three precisions:
+# wav2vec 2.0's samples, ConvNeXt's patches, ViT's patches.
+FEW_CHANNELS = 8
+OPERATIONS_BY_SUM = ((10, 17.0), (48, 45.0), (768, 123.0))
 
 # Attention in fp32, of the rate of products in TF32, by the method: PyTorch's own memory-efficient kernels
 # multiply in fp32, the others in TF32. Heads of 64, 197 positions, one H200 (results/frontier-h200/
@@ -49,6 +61,35 @@ DEPTHWISE_CYCLES: Mapping[tuple[DepthwiseKernel, bool], float] = {
 # row by causal-conv1d and three by three by cuDNN, from floors in results/zoo-h200: granite-h-1b.tar,
 # jamba-1.4b.tar, and segformer-b5.tar without its dense convolutions. Seven by seven as above.
 CYCLES_BY_WEIGHTS = ((4, 1.7), (9, 3.3), (49, 9.0))
+
+
+def convolution_seconds(
+    shape: ConvolutionShape, operations_per_second: float, cycles_per_second: float
+) -> float:
+    """Return the seconds of dense convolutions of one form; between measured forms, logarithms rise evenly.
+
+    `operations_per_second` is the rate of large products; `cycles_per_second` those of all multiprocessors.
+    """
+    side = min(shape.channels, shape.filters)
+    if side < FEW_CHANNELS:
+        rate = between(OPERATIONS_BY_SUM, shape.channels * shape.weights) * cycles_per_second
+    else:
+        rate = between(SHARE_BY_SIDE, side) * operations_per_second
+    return shape.operations / rate
+
+
+def between(measured: Sequence[tuple[float, float]], size: float) -> float:
+    """Return the value of a size, whose logarithm rises evenly with the size's between two measured ones.
+
+    A size outside of what was measured has the value of the nearest one.
+    """
+    (least, value), *larger = measured
+    for more, of_more in larger:
+        if least < size:
+            share = min(1.0, math.log(size / least) / math.log(more / least))
+            value *= (of_more / value) ** share
+        least = more
+    return value
 
 
 def depthwise_cycles(kernel: DepthwiseKernel, *, fp32: bool, weights: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -18,14 +18,17 @@ from bench.planning.prediction.kernel_rates import (
     DENSE_CONVOLUTIONS,
     QUERY_CYCLES,
     DepthwiseKernel,
+    convolution_seconds,
     depthwise_cycles,
 )
+from bench.planning.prediction.product_times import BOTH_WAYS, fixed_seconds, slowed_by_memory
 from bench.training.methods import RECORDED, TRANSPOSED_FACTORS, arithmetic, known_methods
 from bench.training.models import Counted, Model, Parts, Precision, words_of
 from bench.training.models.footprint import copies_logits
+from bench.training.models.model import ConvolutionShape, ProductShape
 from bench.training.setting import Setting, halves_weights, in_group
 
-BACKWARD = 2  # products of a backward pass, in those of a forward pass
+BACKWARD = BOTH_WAYS - 1  # products of a backward pass, in those of a forward pass
 # Products of linear layers with transposed factors take this share of the time without, the copies included
 # (those of weights by torch): 0.875 in vit-l, 0.886 in convnext-xl
 # (results/transposed-h200/product-layouts.jsonl).
@@ -116,7 +119,7 @@ class Work:
     query_elements: float  # of attention, in passes that are forward and backward
     biased_scores: float
     convolutions: float
-    dense_convolutions: float  # operations of those that are not depthwise
+    dense_convolutions: float  # operations of those that are not depthwise, if their shapes are not known
     depthwise_cycles: float
     scans: float
     chunked_scan_cycles: float
@@ -128,6 +131,10 @@ class Work:
     exchanged_each_step: Collectives
     updated: float  # parameters that one GPU updates
     products_time: float = 1.0  # a share of that with factors as they lie in memory
+    passes: float = 1.0  # forward and backward; with checkpointing a third more
+    element_bytes: int = HALF  # of a number that products read and write
+    product_shapes: tuple[ProductShape, ...] = ()  # of a forward pass; empty if they are not known
+    convolution_shapes: tuple[ConvolutionShape, ...] = ()  # with the operations of all passes
 
     def sent_bytes(self, passes: int) -> float:
         """Return the bytes that each GPU sends in a step of `passes` passes."""
@@ -215,15 +222,16 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
     each_pass, each_step = _exchanged(setting, counts.parts, gpus, half=half)
     sharded = in_group(setting, "sharding") is not None
     shapes, passes = counts.shapes, times / (1 + BACKWARD)
+    dense = flops.convolution - shapes.depthwise_operations
     kernel: DepthwiseKernel = "bench" if "depthwise" in setting else "cudnn"
     return Work(
         products=products,
         attention=(1 + BACKWARD_ATTENTION + again) * flops.attention,
         attention_in_fp32=ATTENTION_IN_FP32[in_group(setting, "attention")],
         query_elements=passes * shapes.query_elements,
-        biased_scores=passes * shapes.biased_scores,
+        biased_scores=passes * shapes.computed_biased_scores,
         convolutions=times * flops.convolution,
-        dense_convolutions=times * (flops.convolution - shapes.depthwise_operations),
+        dense_convolutions=0 if shapes.convolutions else times * dense,
         depthwise_cycles=passes
         * shapes.depthwise_elements
         * depthwise_cycles(kernel, fp32=not half, weights=shapes.filter_weights),
@@ -237,6 +245,26 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
         exchanged_each_step=each_step,
         updated=parameters / gpus if sharded else parameters,
         products_time=TRANSPOSED_TIME if TRANSPOSED_FACTORS in setting else 1.0,
+        passes=passes,
+        element_bytes=size,
+        product_shapes=computed_products(model, setting, shapes.products),
+        convolution_shapes=tuple(
+            replace(shape, operations=times * shape.operations) for shape in shapes.convolutions
+        ),
+    )
+
+
+def computed_products(
+    model: Model, setting: Setting, shapes: tuple[ProductShape, ...]
+) -> tuple[ProductShape, ...]:
+    """Return the shapes of a forward pass's products; masked-head has logits of hidden positions only."""
+    recipe = model.recipe
+    if "masked-head" not in setting:
+        return shapes
+    share = recipe.asked_per_sample / recipe.units_per_sample
+    return tuple(
+        replace(shape, rows=round(share * shape.rows)) if shape.columns == words_of(model) else shape
+        for shape in shapes
     )
 
 
@@ -293,23 +321,33 @@ def attention_seconds(work: Work, rates: CardRates, precision: Precision, m: Mul
     return work.attention / (rates.products(precision) * m.attention) + queries + biased
 
 
+def product_seconds(
+    work: Work, samples: int, rates: CardRates, precision: Precision, m: Multipliers
+) -> float:
+    """Return the seconds of the products in a pass of `samples` samples, by their operations and shapes."""
+    rate, share = rates.products(precision), m.products_in_fp32 if precision == "fp32" else m.products
+    slower = slowed_by_memory(work.product_shapes, samples, work.element_bytes, rate, rates.memory)
+    operations = samples * work.products_time * work.products * slower / (rate * share)
+    return operations + work.passes * fixed_seconds(work.product_shapes)
+
+
 def step_time(
     work: Work, batch: StepPart, gpus: int, rates: CardRates, precision: Precision, m: Multipliers
 ) -> StepTime:
     """Divide the work of a step by the rates of a card."""
-    products, whole = rates.products(precision), precision == "fp32"
+    products = rates.products(precision)
+    dense = (convolution_seconds(shape, products, rates.cycles) for shape in work.convolution_shapes)
     times = {
-        "products": work.products_time
-        * work.products
-        / (products * (m.products_in_fp32 if whole else m.products)),
         "attention": attention_seconds(work, rates, precision, m),
-        "convolutions": work.dense_convolutions / (products * DENSE_CONVOLUTIONS)
+        "convolutions": math.fsum(dense)
+        + work.dense_convolutions / (products * DENSE_CONVOLUTIONS)
         + work.depthwise_cycles / rates.cycles,
         "scans": work.scans / (products * m.scans) + work.chunked_scan_cycles / rates.cycles,
         "memory": (work.kept_bytes * KEPT_MOVES + work.logit_bytes) / rates.memory,
         "elements": work.kept_elements * m.cycles / rates.cycles,
     }
     times = {name: batch.samples * seconds for name, seconds in times.items()}
+    times = {"products": product_seconds(work, batch.samples, rates, precision, m), **times}
     times["memory"] += work.weight_bytes / rates.memory
     computing = math.fsum(times.values())
     times["exchange"] = beside(computing, work.exchanged_each_pass.seconds(gpus, rates)) - computing

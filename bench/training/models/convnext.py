@@ -19,7 +19,16 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, OperationShapes, Parts, Recipe, tiny
+from bench.training.models.model import (
+    ConvolutionShape,
+    Flops,
+    Model,
+    OperationShapes,
+    Parts,
+    Recipe,
+    product_shapes,
+    tiny,
+)
 from bench.training.optimizers import Adam
 from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
@@ -108,9 +117,20 @@ class ConvNext(FamilyWithFormulas):
         return Flops(matmul=matmul + 2 * before * a["num_labels"], convolution=convolution)
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        """Return the elements and operations of all depthwise convolutions of a sample."""
-        elements = sum(channels * depth * places for channels, depth, places in self.stages(model))
-        return OperationShapes(depthwise_elements=elements, depthwise_operations=2 * DEPTHWISE * elements)
+        """Return the shapes of products and of dense convolutions, and what depthwise ones write."""
+        a, products, elements = self.complete(model), list[tuple[int, int, int]](), 0
+        patch, before, dense = a["patch_size"] ** 2, a["num_channels"], list[ConvolutionShape]()
+        for channels, depth, places in self.stages(model):
+            dense.append(ConvolutionShape(before, channels, patch, 2 * places * patch * before * channels))
+            products += depth * [(channels, 4 * channels, places), (4 * channels, channels, places)]
+            elements += channels * depth * places
+            patch, before = SHRINK**2, channels
+        return OperationShapes(
+            depthwise_elements=elements,
+            depthwise_operations=2 * DEPTHWISE * elements,
+            products=product_shapes([*products, (before, a["num_labels"], 1)]),
+            convolutions=tuple(dense),
+        )
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         """Count what each block keeps for the backward pass; norms are in fp32 under autocast."""

@@ -5,7 +5,7 @@ Pure: no I/O, no torch. docs/accuracy.md compares the predictions with measureme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, chain, groupby
@@ -15,7 +15,15 @@ from bench.base.errors import Mistake
 from bench.base.frozen import dataclass
 from bench.base.strict_json import later
 from bench.training.lifetimes import from_text
-from bench.training.models.model import SDPA, Family, Flops, Model, OperationShapes, Parts
+from bench.training.models.model import (
+    SDPA,
+    Family,
+    Flops,
+    Model,
+    OperationShapes,
+    Parts,
+    product_shapes,
+)
 from bench.training.setting import Setting, fuses_attention, halves_weights, in_group, sharded_by
 
 if TYPE_CHECKING:
@@ -325,9 +333,20 @@ def activated(model: Model, setting: Setting, activation: str) -> int:
     return COMPOSED_ACTIVATIONS.get(activation, 2) * h
 
 
-def attention_shapes(a: Mapping[str, Any], positions: int) -> OperationShapes:
-    """Return the shapes of a transformer's attention, by an architecture with the family's defaults."""
-    return OperationShapes(query_elements=a["num_hidden_layers"] * positions * a["hidden_size"])
+def transformer_shapes(
+    a: Mapping[str, Any], positions: int, *, joined: bool, head: Sequence[tuple[int, int, int]]
+) -> OperationShapes:
+    """Return the shapes of a transformer's attention and products, by an architecture with its defaults.
+
+    `joined` says whether one product computes queries, keys and values. `head` has the inner size, the
+    columns and the rows of each product after the blocks.
+    """
+    d, f, layers = a["hidden_size"], a["intermediate_size"], a["num_hidden_layers"]
+    attending = [(d, 3 * d), (d, d)] if joined else 4 * [(d, d)]
+    block = [(*shape, positions) for shape in (*attending, (d, f), (f, d))]
+    return OperationShapes(
+        query_elements=layers * positions * d, products=product_shapes([*(layers * block), *head])
+    )
 
 
 def eager_attention(

@@ -21,6 +21,7 @@ from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
 from bench.training.models.mamba import SCAN_OPERATIONS
 from bench.training.models.model import (
+    SCORE_BLOCK,
     Family,
     Flops,
     Has,
@@ -29,6 +30,13 @@ from bench.training.models.model import (
     Parts,
     empty_batch,
     installed,
+)
+from bench.training.models.operation_shapes import (
+    ConvolutionKey,
+    ProductKey,
+    ShapeCount,
+    counted_convolutions,
+    counted_products,
 )
 from bench.training.models.repeated_blocks import (
     BlockKind,
@@ -50,7 +58,6 @@ if TYPE_CHECKING:
 
 Ways = tuple[tuple[bool, tuple[bool, ...]], ...]  # with kernels or without, each compiled or not
 COMPILED_OR_NOT = (False, True)
-SHAPES = ("query_elements", "biased_scores", "convolved_elements", "convolved_operations")
 LEAST_PARTS = 4  # modules inside of a repeated block: fewer are a convolution with its norm
 
 
@@ -346,7 +353,7 @@ class _OperationCount:
         self.model, self.way = model, way
         self.precision = way.precision or torch.bfloat16
         self.attending = AttentionCount(model.recipe.documents if way.registered else None)
-        self.convolved, self.scans = ConvolutionCount(), ScanCount()
+        self.counted_shapes, self.scans = ShapeCount(), ScanCount()
         attention = self.attending.registered() if way.registered else "eager"
         self.module, self.parts = _built(model, way.family, attention, self.precision)
         self.blocks = [] if each else way.family.blocks(self.module)
@@ -371,8 +378,16 @@ class _OperationCount:
                 head = sum(operations.values()) - sum(_operations(body).values())
             flops = _sorted_by_kind(operations, tally["attention"], model, tally["scans"])
             self.attending.require_documents(model)
-            shapes = OperationShapes(*(tally[name] for name in SHAPES))
-            shapes = replace(shapes, scanned_states=self.way.family.scanned_states(self.module, model))
+            shapes = OperationShapes(
+                query_elements=tally["query_elements"],
+                biased_scores=tally["biased_scores"],
+                depthwise_elements=tally["depthwise_elements"],
+                depthwise_operations=tally["depthwise_operations"],
+                scanned_states=self.way.family.scanned_states(self.module, model),
+                products=counted_products(tally),
+                convolutions=counted_convolutions(tally),
+                biased_blocks=tally["biased_blocks"],
+            )
             counts = Counted(self.parts, flops, head, shapes=shapes)
             if model.recipe.lora is None:
                 return counts
@@ -399,16 +414,21 @@ class _OperationCount:
         self, compute: Callable[[], object], long: Mapping[int, BlockKind], *, short: bool = False
     ) -> tuple[Counter[Hashable], Collection[BlockKind]]:
         """Compute something; return what was counted, and the kinds of blocks that were called."""
-        counter = _flop_counter(self.convolved)
-        attending, convolved = self.attending, self.convolved
+        attending, shapes = self.attending, self.counted_shapes
+        counter = shapes.flop_counter()
 
         def tally() -> dict[Hashable, int]:
-            found = (
-                attending.query_elements, attending.biased_scores, convolved.elements, convolved.operations
-            )  # fmt: skip
-            operations = counter.flop_counts["Global"]
-            counted = {"attention": attending.flops, "scans": self.scans.flops}
-            return {**operations, **dict(zip(SHAPES, found, strict=True)), **counted}
+            return {
+                **counter.flop_counts["Global"],
+                **shapes.tally,
+                "attention": attending.flops,
+                "scans": self.scans.flops,
+                "query_elements": attending.query_elements,
+                "biased_scores": attending.biased_scores,
+                "biased_blocks": attending.biased_blocks,
+                "depthwise_elements": shapes.elements,
+                "depthwise_operations": shapes.operations,
+            }
 
         before = tally()
         kinds = BlockKinds(self.blocks, tally, long, short=short)
@@ -421,7 +441,8 @@ class _OperationCount:
 
 def _operations(tally: Mapping[Hashable, int]) -> dict[Hashable, int]:
     """Return the operations that torch's counter counted, by operator."""
-    return {name: number for name, number in tally.items() if not isinstance(name, str)}
+    other = str | ProductKey | ConvolutionKey
+    return {name: number for name, number in tally.items() if not isinstance(name, other)}
 
 
 def _built(
@@ -456,7 +477,7 @@ def _with_backward(
     """
     import torch
 
-    whole, body = (_flop_counter(ConvolutionCount()) for _ in range(2))
+    whole, body = (ShapeCount().flop_counter() for _ in range(2))
     with torch.enable_grad():
         aim = model.recipe.aim
         answer = aim.answer(module, batch)
@@ -524,6 +545,7 @@ class AttentionCount:
     backward_flops = 0
     query_elements = 0
     biased_scores = 0
+    biased_blocks = 0
 
     def __init__(self, documents: Documents | None = None) -> None:
         self.documents = documents
@@ -569,6 +591,8 @@ class AttentionCount:
             pairs = self.documents.pairs(length, sliding_window)
         if has_bias_of_heads(more.get("position_bias")) or has_bias_of_heads(attention_mask):
             self.biased_scores += samples * heads * pairs
+            rows, columns = (math.ceil(positions / SCORE_BLOCK) for positions in (length, key.shape[2]))
+            self.biased_blocks += samples * heads * _pairs(rows, columns, None, causal=causal)
         flops = 2 * samples * heads * pairs * (width + value.shape[-1])
         self.flops += flops
 
@@ -604,35 +628,6 @@ class ScanCount:
         return stand_in(entry.shape, entry, time_step, decay, *tensors, in_backward=count)
 
 
-class ConvolutionCount:
-    """A formula for torch's counter: the operations of convolutions. It adds up the depthwise ones apart."""
-
-    elements = 0
-    operations = 0
-
-    def __call__(
-        self,
-        images: Sequence[int],
-        filters: Sequence[int],
-        _bias: Any,
-        _stride: Any,
-        _padding: Any,
-        _dilation: Any,
-        transposed: bool,
-        _output_padding: Any,
-        groups: int,
-        *_: Any,
-        out_shape: Sequence[int],
-        **__: Any,
-    ) -> int:
-        places = math.prod((images if transposed else out_shape)[2:])
-        flops = 2 * images[0] * places * math.prod(filters)
-        if groups == images[1] > 1:
-            self.elements += math.prod(out_shape)
-            self.operations += flops
-        return flops
-
-
 def _pairs(length: int, keys: int, window: int | None, *, causal: bool) -> int:
     """Count the pairs of positions that attend: all, or the lower triangle, limited to a window."""
     if length != keys:
@@ -640,26 +635,6 @@ def _pairs(length: int, keys: int, window: int | None, *, causal: bool) -> int:
     apart = min(window or length, length)
     triangle = apart * length - apart * (apart - 1) // 2
     return triangle if causal else 2 * triangle - length
-
-
-def _flop_counter(convolution: ConvolutionCount) -> Any:
-    return torch_inside.flop_counter(
-        grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul, convolution=convolution
-    )
-
-
-def _grouped_matmul(rows: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
-    """Return the operations of a grouped product, in which each row meets the matrix of one expert."""
-    return 2 * rows[0] * rows[1] * experts[-1]
-
-
-def _batched_matmul(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
-    """Return the operations of a batched product; 0 for an outer product, say of positions and frequencies.
-
-    An outer product sums nothing, so it is elementwise.
-    """
-    batches, rows, inner = left
-    return 0 if inner == 1 else 2 * batches * rows * inner * right[-1]
 
 
 def _sorted_by_kind(counts: Mapping[Any, int], attending: int, model: Model, scans: int = 0) -> Flops:

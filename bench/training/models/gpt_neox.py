@@ -13,11 +13,11 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
-    attention_shapes,
     between_blocks,
     eager_attention,
     linear,
     lowered,
+    transformer_shapes,
 )
 from bench.training.models.model import Flops, Model, OperationShapes, Parts, Precision, Recipe, tiny
 from bench.training.optimizers import Adam
@@ -70,8 +70,9 @@ class GptNeoX(FamilyWithFormulas):
         return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        """Return the shape of attention over the whole sequence."""
-        return attention_shapes(self.complete(model), model.recipe.units_per_sample)
+        """Return the shapes of products and of attention over the whole sequence."""
+        a, s = self.complete(model), model.recipe.units_per_sample
+        return transformer_shapes(a, s, joined=True, head=[(a["hidden_size"], a["vocab_size"], s)])
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         """Count what a token keeps in each block, which depends on the kernel of its attention."""

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import EnvironmentCannot
 from bench.training.models.footprint import FP32, INDEX, Block, FamilyWithFormulas, Footprint, linear, lowered
-from bench.training.models.model import Flops, Has, Model, Parts, Recipe, installed, tiny
+from bench.training.models.model import (
+    Flops,
+    Has,
+    Model,
+    OperationShapes,
+    Parts,
+    Recipe,
+    installed,
+    product_shapes,
+    tiny,
+)
 from bench.training.optimizers import Adam
 from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
@@ -113,6 +123,14 @@ class Mamba(FamilyWithFormulas):
             convolution=layers * 2 * s * inner * a["conv_kernel"],
             scan=layers * SCAN_OPERATIONS * s * inner * states,
         )
+
+    def operation_shapes(self, model: Model) -> OperationShapes:
+        """Return the shapes of the products beside a scan, and of the head's."""
+        a, s = self.complete(model), model.recipe.units_per_sample
+        d, inner, states, rank = _sizes(a)
+        sizes = [(d, 2 * inner), (inner, rank + 2 * states), (rank, inner), (inner, d)]
+        each = a["num_hidden_layers"] * sizes + [(d, a["vocab_size"])]
+        return OperationShapes(products=product_shapes((*size, s) for size in each))
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         """Count what a token keeps; without kernels, the scan keeps the states of every position."""

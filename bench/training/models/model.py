@@ -5,6 +5,7 @@ Pure: plain values and arithmetic. torch is imported only by the methods of a fa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -201,6 +202,40 @@ class Flops:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductShape:
+    """The products of matrices in a forward pass over one sample that have one inner size and one width."""
+
+    inner: int  # numbers that are multiplied and added for one number of the result
+    columns: int  # of the result
+    rows: int  # of the results of all these products together
+    number: int  # of products
+
+
+def product_shapes(products: Iterable[tuple[int, int, int]]) -> tuple[ProductShape, ...]:
+    """Return the shapes of single products, each given by its inner size, its columns and its rows."""
+    rows, number = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for inner, columns, of_one in products:
+        rows[inner, columns] += of_one
+        number[inner, columns] += 1
+    return tuple(ProductShape(*key, rows[key], number[key]) for key in sorted(rows, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionShape:
+    """The dense convolutions of a forward pass over one sample whose filters have one form."""
+
+    channels: int  # that a filter reads: those of its group
+    filters: int  # of a group
+    weights: int  # of a filter for each channel
+    operations: int  # of all these convolutions
+
+
+# Positions of queries, and of keys, that kernels for attention with a bias compute together: samples of 49
+# positions, as in Swin's windows, take as long as those of 64.
+SCORE_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
 class OperationShapes:
     """Facts about a forward pass over one sample beside the number of its operations."""
 
@@ -209,6 +244,14 @@ class OperationShapes:
     depthwise_elements: int = 0  # that depthwise convolutions write
     depthwise_operations: int = 0  # part of the operations of convolutions
     scanned_states: int = later(0)  # of scans of Mamba 2: positions times channels times states of a channel
+    products: tuple[ProductShape, ...] = later(())  # empty if they were not counted
+    convolutions: tuple[ConvolutionShape, ...] = later(())  # dense ones; empty if they were not counted
+    biased_blocks: int = later(0)  # of SCORE_BLOCK by SCORE_BLOCK scores, that hold all biased ones
+
+    @property
+    def computed_biased_scores(self) -> int:
+        """The scores with a bias that kernels compute, which work on whole blocks; or those of the model."""
+        return self.biased_blocks * SCORE_BLOCK**2 or self.biased_scores
 
     @property
     def filter_weights(self) -> float:

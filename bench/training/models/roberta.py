@@ -13,11 +13,11 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
-    attention_shapes,
     autocasts,
     eager_attention,
     linear,
     lowered,
+    transformer_shapes,
 )
 from bench.training.models.model import Flops, Model, OperationShapes, Parts, Recipe, tiny
 from bench.training.optimizers import Adam
@@ -66,8 +66,10 @@ class Roberta(FamilyWithFormulas):
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        """Return the shape of attention over the whole sequence."""
-        return attention_shapes(self.complete(model), model.recipe.units_per_sample)
+        """Return the shapes of products and of attention over the whole sequence."""
+        a, s = self.complete(model), model.recipe.units_per_sample
+        d = a["hidden_size"]
+        return transformer_shapes(a, s, joined=False, head=[(d, d, s), (d, a["vocab_size"], s)])
 
     def head_flops(self, model: Model) -> int:
         """Count the two products of the head, for every token; "masked-head" needs only a share of them."""

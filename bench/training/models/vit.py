@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from bench.base.errors import Mistake
@@ -14,14 +15,22 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
-    attention_shapes,
     autocasts,
     between_blocks,
     eager_attention,
     linear,
     lowered,
+    transformer_shapes,
 )
-from bench.training.models.model import Flops, Model, OperationShapes, Parts, Recipe, tiny
+from bench.training.models.model import (
+    ConvolutionShape,
+    Flops,
+    Model,
+    OperationShapes,
+    Parts,
+    Recipe,
+    tiny,
+)
 from bench.training.optimizers import Adam
 from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, fuses_attention, in_group
@@ -85,9 +94,13 @@ class Vit(FamilyWithFormulas):
         )
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        """Return the shape of attention over the patches and the class token."""
+        """Return the shapes of products and of attention over the patches and the class token."""
         a = self.complete(model)
-        return attention_shapes(a, _tokens(a))
+        head = [(a["hidden_size"], a["num_labels"], 1)]  # only the class token is classified
+        shapes = transformer_shapes(a, _tokens(a), joined=False, head=head)
+        operations = self.forward_flops(model).convolution
+        patches = ConvolutionShape(a["num_channels"], a["hidden_size"], a["patch_size"] ** 2, operations)
+        return replace(shapes, convolutions=(patches,))
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         """Count what a token keeps in each block; outside, the pixels and the last norm."""

@@ -468,9 +468,14 @@ def each_operator(tell: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) 
 
 
 def flop_counter(
-    *, grouped_matmul: Callable[..., int], batched_matmul: Callable[..., int], convolution: Callable[..., int]
+    *,
+    product: Callable[..., int],
+    product_with_sum: Callable[..., int],
+    grouped_matmul: Callable[..., int],
+    batched_matmul: Callable[..., int],
+    convolution: Callable[..., int],
 ) -> Any:
-    """Return torch's FLOP counter, with these formulas for grouped and batched products and convolutions.
+    """Return torch's FLOP counter, with these formulas for products of all kinds and convolutions.
 
     It counts the operations of all modules together. A counter that tells modules apart hooks into each of
     them, which takes a fifth of the time and fails on results of MRA's own autograd functions.
@@ -484,7 +489,13 @@ def flop_counter(
     from torch.utils.flop_counter import FlopCounterMode
 
     aten: Any = torch.ops.aten
-    formulas = {aten._grouped_mm: grouped_matmul, aten.bmm: batched_matmul, aten.convolution: convolution}
+    formulas = {
+        aten.mm: product,
+        aten.addmm: product_with_sum,
+        aten._grouped_mm: grouped_matmul,
+        aten.bmm: batched_matmul,
+        aten.convolution: convolution,
+    }
     counter: Any = FlopCounterMode(display=False, custom_mapping=formulas)
     counter.mod_tracker = _AllModules()
     return counter

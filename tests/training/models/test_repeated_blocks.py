@@ -15,9 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 from bench.training.models import Model, repeated_blocks
 from bench.training.models.counted_memory import counted_memory
 from bench.training.models.generic import (
-    ConvolutionCount,
     TransformersFamily,
-    _flop_counter,
     _OperationCount,
     _sorted_by_kind,
     _Way,
@@ -25,6 +23,7 @@ from bench.training.models.generic import (
     counted_work,
 )
 from bench.training.models.model import empty_batch
+from bench.training.models.operation_shapes import ShapeCount
 from bench.training.models.own_models import resolve_inline
 from bench.training.models.repeated_blocks import BlockKind, NoPolynomial, extrapolated, long_kinds
 from bench.training.vendor import transformers_inside
@@ -192,7 +191,7 @@ def test_code_that_reads_what_it_computed_counts_as_with_contents(model_type: st
     torch.manual_seed(0)
     module: nn.Module = TransformersFamily(model_type).build_with(model, "eager").eval()
     module.requires_grad_(False)  # products of weights with gradients may be computed in other shapes
-    counter = _flop_counter(ConvolutionCount())
+    counter = ShapeCount().flop_counter()
     batch = {name: torch.zeros_like(part) for name, part in empty_batch(model, 1, torch.float32).items()}
     with torch.no_grad(), counter:
         model.recipe.aim.answer(module, batch)
