@@ -253,7 +253,9 @@ def test_windows_of_49_positions_take_as_long_as_those_of_64() -> None:
     assert swin is not None and t5 is not None
     windows, whole = shipped_counts(swin.model), shipped_counts(t5.model)
     assert windows is not None and whole is not None
-    assert windows.shapes.computed_biased_scores / windows.shapes.biased_scores == pytest.approx((64 / 49) ** 2)
+    assert windows.shapes.computed_biased_scores / windows.shapes.biased_scores == pytest.approx(
+        (64 / 49) ** 2
+    )
     assert 1 <= whole.shapes.computed_biased_scores / whole.shapes.biased_scores < 1.2
     older = replace(windows.shapes, biased_blocks=0)
     assert older.computed_biased_scores == older.biased_scores > 0

@@ -8,6 +8,7 @@ its kernel starts, fills its pipelines, and ends with multiprocessors that have 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from bench.training.models.model import ProductShape
 
@@ -18,8 +19,9 @@ PRODUCT_SECONDS = 3.5e-6
 BOTH_WAYS = 3  # a product forwards, and two backwards: the gradients of its input and of its weights
 
 
+@lru_cache(maxsize=4096)  # settings of a model have the same products
 def slowed_by_memory(
-    shapes: Sequence[ProductShape],
+    shapes: tuple[ProductShape, ...],
     samples: int,
     element_bytes: int,
     operations_per_second: float,
