@@ -270,7 +270,7 @@ def test_without_an_answer_the_limit_that_would_give_one_is_said() -> None:
 
 def test_an_estimate_answers_as_an_estimate_and_beside_a_measured_answer_as_perhaps_better() -> None:
     estimated = told(deadline_days=2, estimate=("8xh100",))
-    assert estimated.startswith(f"By estimate, rent {EIGHT}, 1 day (0.862 to 1.16), ")
+    assert estimated.startswith(f"By estimate, rent {EIGHT}, 1 day (0.863 to 1.16), ")
     then = "from a deadline of 4.04 days on, rent 2x H200"
     assert f"Nobody measured it, so measure it before you pay; {then}" in estimated
     assert told(deadline_days=1, estimate=("8xh100",)).startswith(f"By estimate, perhaps rent {EIGHT}")
@@ -371,7 +371,7 @@ def test_the_matrix_has_every_machine_and_says_what_each_cell_is() -> None:
     assert by_machine["1x H200"].kept == "no"
     assert not by_machine["4x H200"].measured and not by_machine["4x H200"].chosen
     texts = [cell_text(cell, "USD") for cell in matrix.cells]
-    assert texts == ["~1 d $766", "(7.74 d $667)", "3.87 d $4,688 *", "~1.82 d $2,199"]
+    assert texts == ["~1 d $767", "(7.74 d $667)", "3.87 d $4,688 *", "~1.82 d $2,199"]
     for words in ("* the answer", "~ estimated, not measured", "( ) misses the deadline or the budget"):
         assert words in legend(matrix)
     assert "perhaps" not in legend(matrix)  # of signs that no cell has, nothing is said

@@ -236,7 +236,7 @@ def test_tables_show_an_estimate_below_the_measured_and_unranked() -> None:
     ranked = [line.split()[0] for line in lines if re.match(r"\s*(\d+|est)\s+\d+x", line)]
     assert ranked == ["1", "2", "est"]
     (row,) = (line for line in lines if line.startswith("est "))
-    assert re.search(r"1 \(0\.862 to 1\.16\).*ESTIMATE, not measured", row)
+    assert re.search(r"1 \(0\.863 to 1\.16\).*ESTIMATE, not measured", row)
     (rent,) = (line for line in lines if line.startswith(f"rent  {EIGHT}"))
     assert "perhaps cheapest by the deadline, by estimate" in rent
     assert "perhaps over budget; perhaps meets the deadline" in rent
@@ -256,7 +256,7 @@ def test_the_page_shows_an_estimate_in_another_style_and_its_dots_hollow() -> No
     hollow = re.findall(
         r'<(?:path|circle)[^>]*class="s\d mark hollow"[^>]*><title>([^<]*)</title>', plot.body
     )
-    assert len(hollow) == 2 and all("estimated: 1 (0.862 to 1.16) days" in words for words in hollow)
+    assert len(hollow) == 2 and all("estimated: 1 (0.863 to 1.16) days" in words for words in hollow)
     assert "hollow: estimated, not measured" in plot.body
     assert plot.body.count(' line"') == 4  # a bar for each of two measured and two estimated offers
 
