@@ -376,7 +376,7 @@ def test_the_matrix_has_every_machine_and_says_what_each_cell_is() -> None:
         assert words in legend(matrix)
     assert "perhaps" not in legend(matrix)  # of signs that no cell has, nothing is said
     unsure = matrix_of(about(deadline_days=1, estimate=("8xh100",)))
-    assert cell_text(unsure.cells[0], "USD") == "~1 d $766? *"
+    assert cell_text(unsure.cells[0], "USD") == "~1 d $767? *"
 
 
 @cache
