@@ -27,7 +27,7 @@ from bench.planning.memory_prediction import predict_bytes, predict_counted_byte
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
 from bench.training.models import Counted, families, family_of
-from bench.training.models.generic import counted
+from bench.training.models.counted_operations import counted
 from bench.training.models.paper_code import find_model
 from tests.planning.test_memory import LOGITS_TWICE, counts_of_brought, named
 

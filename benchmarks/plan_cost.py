@@ -127,7 +127,7 @@ def products_text(model_type: str) -> str:
     from bench.records.text import multiplied_text
     from bench.records.trial import Timing, Trial
     from bench.runner.trial.counted_products import products_or_reason
-    from bench.training.models.generic import counted_work
+    from bench.training.models.counted_operations import counted_work
 
     (model,), _ = resolve_models([described(model_type)])
     found = products_or_reason(Trial(model, (), 1, 1, 0, Timing()), counted_work(model).flops)

@@ -51,7 +51,8 @@ from bench.records.busy import LEAST_BUSY_SHARE, waited
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
 from bench.training.models import Counted, Model, Precision, counts_by_formula, family_of
-from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.counted_operations import counted
+from bench.training.models.generic import TransformersFamily
 from bench.training.models.model import product_shapes
 from bench.training.models.shipped_counts import digest_of, shipped_counts
 from bench.training.setting import Setting

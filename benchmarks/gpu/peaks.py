@@ -35,7 +35,8 @@ from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import RECORDED
 from bench.training.models import Model, family_of
-from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.counted_operations import counted
+from bench.training.models.generic import TransformersFamily
 from bench.training.setting import Setting
 
 LISTED = 24  # kinds of tensors

@@ -32,7 +32,8 @@ from bench.planning.prediction.kernel_rates import (
 from bench.records.floor import Floor
 from bench.report.read_bundles import check_all
 from bench.training.models import Counted, family_of
-from bench.training.models.generic import TransformersFamily, counted_work
+from bench.training.models.counted_operations import counted_work
+from bench.training.models.generic import TransformersFamily
 from bench.training.models.model import ConvolutionShape
 
 ROOT = Path(__file__).parents[2]

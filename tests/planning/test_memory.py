@@ -20,7 +20,8 @@ from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
 from bench.training.models import Counted, Flops, Model, Parts, families, family_of, parameters_of
 from bench.training.models.counted_memory import counted_memory
-from bench.training.models.generic import TransformersFamily, _parts
+from bench.training.models.counted_operations import _parts
+from bench.training.models.generic import TransformersFamily
 from bench.training.models.paper_code import find_model
 from bench.training.models.shipped_counts import digest_of, shipped_counts
 from bench.training.setting import Setting, halves_weights, in_group

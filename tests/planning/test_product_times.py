@@ -18,7 +18,8 @@ from bench.planning.prediction.product_times import PRODUCT_SECONDS, fixed_secon
 from bench.planning.prediction.step_time import computed_products, product_seconds, shipped_fit, work_of
 from bench.report.read_bundles import check_all
 from bench.training.models import counts_by_formula, family_of, known_models
-from bench.training.models.generic import TransformersFamily, counted_work
+from bench.training.models.counted_operations import counted_work
+from bench.training.models.generic import TransformersFamily
 from bench.training.models.model import ProductShape
 from bench.training.models.shipped_counts import shipped_counts
 from bench.training.setting import Setting

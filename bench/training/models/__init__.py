@@ -113,7 +113,8 @@ def counts_of(model: Model) -> Counted:
     """Return parameters and operations, by formula or by building the model (in a worker only)."""
     if (counted := counts_by_formula(model)) is not None:
         return counted
-    from bench.training.models.generic import TransformersFamily, counted_work  # slow to import
+    from bench.training.models.counted_operations import counted_work  # slow to import
+    from bench.training.models.generic import TransformersFamily  # slow to import
 
     family = family_of(model)
     return counted_work(model, family if isinstance(family, TransformersFamily) else None)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.training.models.cuda_autocast import half_of
-from bench.training.models.generic import TARGETS, ScanCount, TransformersFamily, Ways
+from bench.training.models.generic import TARGETS, TransformersFamily, Ways
 from bench.training.models.model import Family, Has, Lora, Model, installed
+from bench.training.models.operation_counters import ScanCount
 from bench.training.models.timm_family import NAME as TIMM
 from bench.training.objectives import ObjectiveName
 from bench.training.vendor import torch_inside

@@ -23,14 +23,8 @@ from bench.base.strict_json import from_json, to_json
 from bench.training.models import Counted, Model, families, family_of, has_formulas, module_families
 from bench.training.models.adapters import FamilyWithAdapters, adapter_mistakes
 from bench.training.models.class_mistakes import class_mistakes, several_models
-from bench.training.models.generic import (
-    REPOSITORY_CODE,
-    TransformersFamily,
-    built_parts,
-    configured,
-    counted,
-    kinds,
-)
+from bench.training.models.counted_operations import built_parts, counted
+from bench.training.models.generic import REPOSITORY_CODE, TransformersFamily, configured, kinds
 from bench.training.models.model import ADAPTERS
 from bench.training.models.own_models import meant_field, unread_field
 from bench.training.models.own_module_pass import pass_mistakes

@@ -14,9 +14,9 @@ from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from bench.training.models.generic import ScanCount
 from bench.training.models.mamba import SCAN_CHUNK
 from bench.training.models.mixers import MixersFamily
+from bench.training.models.operation_counters import ScanCount
 from bench.training.models.stand_in import empty_operator
 from bench.training.vendor import transformers_inside
 

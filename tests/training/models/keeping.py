@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from bench.runner.trial.training_loop import WithLoss, lowered
 from bench.training.models import Counted, Family, Model
 from bench.training.models.counted_memory import counted_memory
+from bench.training.models.counted_operations import counted_work
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
-from bench.training.models.generic import TransformersFamily, counted_work
+from bench.training.models.generic import TransformersFamily
 from bench.training.setting import Setting, halves_weights, in_group
 
 

@@ -17,8 +17,9 @@ from bench.training.methods import Target
 from bench.training.models import Counted, Model, Precision, counts_of, families, family_of, known_models
 from bench.training.models.biased_gelu import BiasedGelu, GeluLayers, gelu_layers_of, take_over
 from bench.training.models.counted_memory import counted_memory
+from bench.training.models.counted_operations import counted
 from bench.training.models.footprint import Footprint, calls_of
-from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.generic import TransformersFamily
 from bench.training.models.own_module import FAMILY
 from bench.training.setting import Setting
 from bench.training.vendor.transformers_source import types

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.training.models import Flops, Model, families, known_models
-from bench.training.models.generic import counted_work, has_bias_of_heads
+from bench.training.models.counted_operations import counted_work
+from bench.training.models.operation_counters import has_bias_of_heads
 from tests.training.models.keeping import loss_of, made_up_batch
 from tests.training.models.test_contract import built
 

@@ -15,14 +15,9 @@ from torch import nn
 from bench.base.errors import BadInput
 from bench.training.methods import Target, free_lunch
 from bench.training.models import Counted, Flops, Model, counts_of, family_of, known_models
+from bench.training.models.counted_operations import counted, counted_work
 from bench.training.models.dry_build import dry_build
-from bench.training.models.generic import (
-    TransformersFamily,
-    configured,
-    counted,
-    counted_work,
-    fetched_mistakes,
-)
+from bench.training.models.generic import TransformersFamily, configured, fetched_mistakes
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.keeping import loss_of, made_up_batch
 

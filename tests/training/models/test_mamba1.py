@@ -18,8 +18,8 @@ from bench.runner.trial.counted_products import counted_products
 from bench.runner.trial.recorded_computations import recorded
 from bench.training.methods import Target, known_methods
 from bench.training.models import Lora, Model, families, family_of, repeated_blocks
+from bench.training.models.counted_operations import counted, counted_work
 from bench.training.models.fp8 import multiply_blocks_in_fp8
-from bench.training.models.generic import counted, counted_work
 from bench.training.models.mamba1 import Mamba1Mixers
 from bench.training.vendor import transformers_inside
 from tests.training.models import plain_kernels

@@ -18,7 +18,7 @@ from bench.runner.trial.recorded_computations import recorded
 from bench.training.lifetimes import from_text
 from bench.training.methods import Target, known_methods
 from bench.training.models import Lora, Model, family_of
-from bench.training.models.generic import counted, counted_work
+from bench.training.models.counted_operations import counted, counted_work
 from bench.training.models.mamba2 import Mamba2Mixers, working_bytes
 from bench.training.models.shipped_counts import shipped_counts
 from bench.training.models.zoo import zoo_model

@@ -14,8 +14,8 @@ from bench.base.strict_json import from_json, to_json
 from bench.cli.main import main
 from bench.planning.memory_prediction import predict_bytes, state_bytes
 from bench.training.models import known_models
+from bench.training.models.counted_operations import counted
 from bench.training.models.dry_build import DryBuild, Rehearsal, _blamed, dry_build, rehearse
-from bench.training.models.generic import counted
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.test_generic import (
     CASES,

@@ -14,14 +14,14 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 from bench.training.models import Model, repeated_blocks
 from bench.training.models.counted_memory import counted_memory
-from bench.training.models.generic import (
-    TransformersFamily,
+from bench.training.models.counted_operations import (
     _OperationCount,
     _sorted_by_kind,
     _Way,
     counted,
     counted_work,
 )
+from bench.training.models.generic import TransformersFamily
 from bench.training.models.model import empty_batch
 from bench.training.models.operation_shapes import ShapeCount
 from bench.training.models.own_models import resolve_inline

@@ -21,7 +21,8 @@ from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.models import Model, Recipe, family_of
 from bench.training.models.attention import fused_attention, register_fused_attention
-from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.counted_operations import counted
+from bench.training.models.generic import TransformersFamily
 from bench.training.models.isolation import require_documents_apart
 from bench.training.objectives.documents import ENDS, Documents, documents_of, positions_in
 from bench.training.vendor import transformers_inside
