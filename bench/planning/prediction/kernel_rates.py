@@ -79,15 +79,20 @@ def convolution_seconds(
 
 
 def between(measured: Sequence[tuple[float, float]], size: float) -> float:
-    """Return the value of a size, whose logarithm rises evenly with the size's between two measured ones.
+    """Return the value of a size, whose logarithm rises evenly with the size's between two measured ones."""
+    logarithms = [(math.log(known), math.log(value)) for known, value in measured]
+    return math.exp(_evenly_between(logarithms, math.log(size)))
+
+
+def _evenly_between(measured: Sequence[tuple[float, float]], size: float) -> float:
+    """Return the value of a size, which rises evenly between two measured ones.
 
     A size outside of what was measured has the value of the nearest one.
     """
     (least, value), *larger = measured
     for more, of_more in larger:
         if least < size:
-            share = min(1.0, math.log(size / least) / math.log(more / least))
-            value *= (of_more / value) ** share
+            value += min(1.0, (size - least) / (more - least)) * (of_more - value)
         least = more
     return value
 
@@ -98,10 +103,5 @@ def depthwise_cycles(kernel: DepthwiseKernel, *, fp32: bool, weights: float) -> 
     Between the sizes that were measured they rise evenly. In fp32, and by bench's kernels, other sizes than
     seven by seven are assumed to take the same share of its time.
     """
-    (least, cycles), *larger = CYCLES_BY_WEIGHTS
-    for more, cycles_of_more in larger:
-        if least < weights:
-            share = min(1.0, (weights - least) / (more - least))
-            cycles += share * (cycles_of_more - cycles)
-        least = more
+    cycles = _evenly_between(CYCLES_BY_WEIGHTS, weights)
     return DEPTHWISE_CYCLES[kernel, fp32] * cycles / CYCLES_BY_WEIGHTS[-1][1]

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import BadInput
 from bench.training.models.footprint import Counted
 from bench.training.models.generic import TARGETS, TransformersFamily
-from bench.training.models.model import (
-    Flops,
-    Model,
-    OperationShapes,
-    Parts,
-    empty_batch,
-)
+from bench.training.models.model import Flops, Model, OperationShapes, Parts, empty_batch
 from bench.training.models.operation_counters import AttentionCount, ScanCount
 from bench.training.models.operation_shapes import (
     ConvolutionKey,
@@ -31,12 +25,7 @@ from bench.training.models.operation_shapes import (
     counted_convolutions,
     counted_products,
 )
-from bench.training.models.repeated_blocks import (
-    BlockKind,
-    BlockKinds,
-    LongLoop,
-    long_kinds,
-)
+from bench.training.models.repeated_blocks import BlockKind, BlockKinds, LongLoop, long_kinds
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 from bench.training.vendor.known_integers import known_integers

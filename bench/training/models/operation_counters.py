@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import BadInput
 from bench.training.models.attention import attends_causally, ends_of
 from bench.training.models.mamba import SCAN_OPERATIONS
-from bench.training.models.model import (
-    SCORE_BLOCK,
-    Model,
-)
+from bench.training.models.model import SCORE_BLOCK, Model
 from bench.training.models.stand_in import stand_in
 from bench.training.objectives.documents import Documents
 

@@ -101,9 +101,8 @@ def counted_products(tally: Mapping[Hashable, int]) -> tuple[ProductShape, ...]:
     """Return the shapes of the products that a tally has, the largest inner size first."""
     keys = [key for key in tally if isinstance(key, ProductKey) and key.what == "number" and tally[key]]
     return tuple(
-        ProductShape(inner, columns, tally[ProductKey("rows", inner, columns)], tally[key])
+        ProductShape(key.inner, key.columns, tally[key._replace(what="rows")], tally[key])
         for key in sorted(keys, reverse=True)
-        for _, inner, columns in [key]
     )
 
 

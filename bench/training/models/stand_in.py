@@ -32,16 +32,16 @@ def empty_operator(name: str, schema: str, results: Callable[..., Any], *, ends_
     operator = torch.library.custom_op(f"bench::{name}", results, mutates_args=(), schema=schema)
     operator.register_fake(results)
     if ends_graph:
-        _ending_graphs.add(f"bench::{name}")
+        _ending_graphs.add(f"bench.{name}.default")
     return operator
 
 
-_ending_graphs: set[str] = set()
+_ending_graphs: set[str] = set()  # operators, as torch names them in a graph
 
 
 def ends_graph(operator: Any) -> bool:
     """Whether a compiled graph ends where the computation is called for which this operator stands in."""
-    return getattr(operator, "name", str)().partition(".")[0] in _ending_graphs
+    return str(operator) in _ending_graphs
 
 
 @cache

@@ -373,9 +373,11 @@ def _end_graphs(joint: Any, output_count: int, ends_graph: Callable[[Any], bool]
             forward.add(node)
             waiting += node.all_input_nodes
     calls = [node for node in joint.nodes if node in forward and node.op == "call_function"]
-    for end in [node for node in calls if ends_graph(node.target)]:
-        behind = {*calls[calls.index(end) + 1 :]}
-        for node in calls[: calls.index(end)]:
+    for place, end in enumerate(calls):
+        if not ends_graph(end.target):
+            continue
+        behind = {*calls[place + 1 :]}
+        for node in calls[:place]:
             if users := behind & node.users.keys():
                 with joint.inserting_after(end):
                     handed_on = joint.call_function(torch.ops.aten.alias.default, (node,))
