@@ -120,6 +120,24 @@ def test_it_is_an_operator_as_torch_demands(norm: bool, mix: Any) -> None:
     torch.library.opcheck(torch.ops.bench.mixer.default, tuple(given.values()))
 
 
+def test_compiled_code_hands_over_rows_with_padding_between_them(
+    mixer_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler pads rows of some products on GPUs, and would copy each mixer's product to remove it."""
+    calls, mix = plain_mixer.installed(monkeypatch), mixer_operator()
+    given = arguments(norm=True, bias=True, precision=torch.float32)
+    mix(**given)
+    operators = torch.ops.bench.mixer.default, torch.ops.bench.mixer_backward.default
+    assert all(torch.Tag.needs_fixed_stride_order in operator.tags for operator in operators)
+    product = given["zxbcdt"].detach()
+    padded = torch.cat((product, product), -1)[..., : product.size(-1)].requires_grad_()
+    result = mix(**(given | {"zxbcdt": padded}))
+    assert calls[-1].stride() == padded.stride() != product.stride()
+    assert torch.equal(result, applied(**given))
+    found = gradients({"zxbcdt": padded}, result)
+    torch.testing.assert_close(found["zxbcdt"], gradients(given, applied(**given))["zxbcdt"], rtol=0, atol=0)
+
+
 def test_autocast_lowers_what_is_multiplied_and_nothing_else(mix: Any) -> None:
     """Falcon-H1 hands over its first product in fp32."""
     given = arguments(norm=True, bias=True, precision=torch.float32)

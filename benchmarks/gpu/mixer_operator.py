@@ -122,8 +122,11 @@ def _operator() -> Callable[..., Sequence[Tensor]]:
     import torch
 
     given, computed = f"{TENSORS}, {OPTIONS}", "Tensor scanned, Tensor deviations"
+    # The compiler of torch 2.11 writes a product with padding between its rows if they are no multiple of 128
+    # bytes. By default it would copy such a product to close the gaps; mamba-ssm reads any strides.
+    tags = (torch.Tag.needs_fixed_stride_order,)
     forward = torch.library.custom_op(
-        "bench::mixer", _mixed, mutates_args=(), schema=f"({given}) -> (Tensor, Tensor, Tensor)"
+        "bench::mixer", _mixed, mutates_args=(), schema=f"({given}) -> (Tensor, Tensor, Tensor)", tags=tags
     )
     forward.register_fake(_empty_results)
     backward = torch.library.custom_op(
@@ -131,6 +134,7 @@ def _operator() -> Callable[..., Sequence[Tensor]]:
         _gradients,
         mutates_args=(),
         schema=f"(Tensor gradient, {computed}, {given}) -> Tensor[]",
+        tags=tags,
     )
     backward.register_fake(lambda *given: [_empty(tensor) for tensor in _tensors(given[-len(NAMES) :])])
 

@@ -41,15 +41,9 @@ class Questions:
         return questions
 
     def of_speed(self) -> Iterator[Question]:
-        yield self.change("mixers-in-graphs", "granite-h-1b", 16, 300)
-        for changes in ((), ("--changes", "mixers-in-graphs")):
-            of_mixers = ("granite-h-1b", "16", *changes)
-            name = "-".join(["granite-h-1b", *changes[1:]])
-            yield self.script(f"where-{name}", 120, "where_time_goes.py", *of_mixers)
-            yield self.script(f"peaks-{name}", 150, "peaks.py", *of_mixers)
-        tuned = "norms-apart/tuned-norms/tuned-elementwise/tuned-by-descent"
-        for name in ("qwen3-1.7b", "gemma3-1b"):
-            yield self.script(f"tuned-{name}", 500, "would_it_pay.py", tuned, name, "4")
+        for name in ("granite-h-1b", "falcon-h1-1.5b"):
+            yield self.change("mixers-in-graphs", name, 16, 300)
+            yield self.script(f"peaks-{name}", 150, "peaks.py", name, "16", "--changes", "mixers-in-graphs")
         for name in ("swin-large", "segformer-b5"):
             yield self.change("stages-as-blocks", name, 32, 500)
         prove = {"steps": 3, "minutes": 1}
