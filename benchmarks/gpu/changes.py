@@ -14,7 +14,7 @@ from mixer_operator import mixer_operator
 
 from bench.training.models import full_attention, generic
 from bench.training.objectives import Objective
-from bench.training.vendor import torch_inside, transformers_inside
+from bench.training.vendor import compiler_inside, transformers_inside
 
 
 @contextmanager
@@ -35,16 +35,16 @@ def parts_together() -> Iterator[None]:
     """Leave the concatenation of computed parts to the compiler, as before `compute_parts_apart`."""
     from torch._inductor import lowering
 
-    torch_inside.compute_parts_apart()
+    compiler_inside.compute_parts_apart()
     operator, tag = torch.ops.aten.cat.default, torch.compiler.config.cache_key_tag
-    plain, apart = torch_inside.compute_parts_apart, lowering.lowerings[operator]
+    plain, apart = compiler_inside.compute_parts_apart, lowering.lowerings[operator]
     lowering.lowerings[operator] = apart.together
     torch.compiler.config.cache_key_tag = tag + "+parts-together"
-    torch_inside.compute_parts_apart = lambda: None
+    compiler_inside.compute_parts_apart = lambda: None
     try:
         yield
     finally:
-        torch_inside.compute_parts_apart = plain
+        compiler_inside.compute_parts_apart = plain
         torch.compiler.config.cache_key_tag = tag
         lowering.lowerings[operator] = apart
 

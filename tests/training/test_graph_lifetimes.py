@@ -8,7 +8,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.training.lifetimes import BlockTensors, Lifetime, from_text, to_text
-from bench.training.models.counted_memory import kept_attention
+from bench.training.models.kept_attention import kept_attention
 from bench.training.models.stand_in import ends_graph
 from bench.training.vendor import torch_inside
 

@@ -22,7 +22,13 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from bench.training.models import Family, families, family_of, known_models
-from bench.training.vendor import deepspeed_inside, torch_inside, transformers_inside, transformers_source
+from bench.training.vendor import (
+    compiler_inside,
+    deepspeed_inside,
+    torch_inside,
+    transformers_inside,
+    transformers_source,
+)
 from bench.training.vendor import known_integers as known_integers_inside
 from bench.training.vendor.kernel_rules import kernel_rules
 from bench.training.vendor.known_integers import known_integers
@@ -44,15 +50,15 @@ def gone(module: Any, what: str) -> str:
 def test_dynamo_has_the_settings(setting: str) -> None:
     import torch._dynamo
 
-    assert hasattr(torch._dynamo.config, setting), gone(torch_inside, f"dynamo lacks the setting {setting}")
+    assert hasattr(torch._dynamo.config, setting), gone(compiler_inside, f"dynamo lacks {setting}")
 
 
 def test_dynamo_s_settings_are_set() -> None:
     import torch._dynamo
 
     with torch._dynamo.config.patch(suppress_errors=True, optimize_ddp=True, recompile_limit=8):
-        torch_inside.fail_instead_of_eager()
-        torch_inside.keep_graphs_whole_under_ddp()
+        compiler_inside.fail_instead_of_eager()
+        compiler_inside.keep_graphs_whole_under_ddp()
         config = torch._dynamo.config
         assert (config.suppress_errors, config.optimize_ddp, config.recompile_limit) == (False, False, 64)
 
@@ -86,36 +92,36 @@ def test_gradients_that_share_memory_are_separated(passes: int) -> None:
 
 
 def test_the_compiler_s_modules_can_be_imported_ahead() -> None:
-    for name in torch_inside.COMPILER_MODULES:
-        assert importlib.util.find_spec(name), gone(torch_inside, f"torch has no module {name}")
+    for name in compiler_inside.COMPILER_MODULES:
+        assert importlib.util.find_spec(name), gone(compiler_inside, f"torch has no module {name}")
 
 
 def test_the_keys_of_compiled_code_contain_the_code_of_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.codecache import FxGraphHashDetails
 
     assert "cache_key_tag" in inspect.getsource(FxGraphHashDetails), gone(
-        torch_inside, "the keys of compiled graphs lack `cache_key_tag`"
+        compiler_inside, "the keys of compiled graphs lack `cache_key_tag`"
     )
     with torch.compiler.config.patch(cache_key_tag="test"):
         for _ in range(2):
-            torch_inside.keep_compiled_code_apart()
+            compiler_inside.keep_compiled_code_apart()
         tag = torch.compiler.config.cache_key_tag
         assert re.fullmatch("test[+]bench-[0-9a-f]{16}", tag)
-        torch_inside._own_code.cache_clear()
-        changed = Path(torch_inside.__file__)
+        compiler_inside._own_code.cache_clear()
+        changed = Path(compiler_inside.__file__)
         plain = Path.read_bytes
         monkeypatch.setattr(Path, "read_bytes", lambda file: plain(file) + b"#" * (file == changed))
-        torch_inside.keep_compiled_code_apart()
+        compiler_inside.keep_compiled_code_apart()
         assert torch.compiler.config.cache_key_tag.startswith(f"{tag}+bench-")
-    torch_inside._own_code.cache_clear()
+    compiler_inside._own_code.cache_clear()
 
 
 def test_the_compiler_s_triton_kernels_know_which_tensors_an_earlier_loop_wrote() -> None:
     from torch._inductor.codegen.common import CSE
     from torch._inductor.codegen.triton import TritonKernel
 
-    assert hasattr(CSE(), "invalidated_stores"), gone(torch_inside, "CSE lacks `invalidated_stores`")
-    assert callable(TritonKernel.load), gone(torch_inside, "TritonKernel lacks `load`")
+    assert hasattr(CSE(), "invalidated_stores"), gone(compiler_inside, "CSE lacks `invalidated_stores`")
+    assert callable(TritonKernel.load), gone(compiler_inside, "TritonKernel lacks `load`")
 
 
 def test_a_kernel_waits_once_before_it_reads_what_an_earlier_loop_wrote(
@@ -136,7 +142,7 @@ def test_a_kernel_waits_once_before_it_reads_what_an_earlier_loop_wrote(
     monkeypatch.setattr(triton, "TritonKernel", Kernel)
     with torch.compiler.config.patch(cache_key_tag=""):
         for _ in range(2):  # the second call changes nothing
-            torch_inside.wait_between_reduction_loops()
+            compiler_inside.wait_between_reduction_loops()
         assert torch.compiler.config.cache_key_tag == "+waits"
     kernel = Kernel()
     assert kernel.load("a", 1) == "a[1]"
@@ -169,7 +175,7 @@ def test_a_row_has_no_part_in_the_shape_of_what_a_kernel_reads(monkeypatch: pyte
     with pytest.raises(TypeError, match="not NoneType"):
         OfTorch211.get_block_shape(row + column)
     for _ in range(2):  # the second call changes nothing
-        torch_inside.read_rows_without_dimension()
+        compiler_inside.read_rows_without_dimension()
     with triton.V.set_kernel_handler(SimpleNamespace(active_range_trees=lambda: trees)):
         shapes = [OfTorch211.get_block_shape(read) for read in (row, column, row + column)]
     assert shapes == [("1",), ("R0_BLOCK",), ("R0_BLOCK",)]
@@ -180,7 +186,7 @@ def test_this_torch_leaves_rows_out_or_fails_in_the_way_that_is_mended() -> None
 
     source = inspect.getsource(triton.TritonSymbols.get_block_shape)
     assert "tensor_dim is None" in source or ("free_symbols" in source and "active_range_trees" in source), (
-        gone(torch_inside, "the compiler computes the shape of what a kernel reads in another way")
+        gone(compiler_inside, "the compiler computes the shape of what a kernel reads in another way")
     )
 
 
@@ -213,17 +219,17 @@ def test_parts_that_a_product_reads_are_computed_apart_and_others_are_fused(
     no_caches = torch._inductor.config.patch(known)
     with torch.compiler.config.patch(cache_key_tag="test"), no_caches:
         for _ in range(2):  # the second call changes nothing
-            torch_inside.compute_parts_apart()
+            compiler_inside.compute_parts_apart()
         assert torch.compiler.config.cache_key_tag == "test+parts-apart"
         torch.testing.assert_close(torch.compile(half_turn)(x.detach()), half_turn(x.detach()))
         assert together == [2], gone(
-            torch_inside, "cat is not lowered by `lowerings`, or its users are unknown"
+            compiler_inside, "cat is not lowered by `lowerings`, or its users are unknown"
         )
         (found,) = torch.autograd.grad(torch.compile(gated)(x), x)
-        assert together == [2], gone(torch_inside, "parts that a product reads are computed together")
+        assert together == [2], gone(compiler_inside, "parts that a product reads are computed together")
         torch.testing.assert_close(found, torch.autograd.grad(gated(x), x)[0])
         torch.testing.assert_close(torch.compile(joined)(x.detach()), joined(x.detach()))
-    assert together == [2, 2], gone(torch_inside, "copies are computed apart")
+    assert together == [2, 2], gone(compiler_inside, "copies are computed apart")
 
 
 def test_compiled_code_calls_an_operator_once_for_one_first_argument() -> None:
@@ -248,13 +254,13 @@ def test_compiled_code_calls_an_operator_once_for_one_first_argument() -> None:
         torch.testing.assert_close(torch.compile(twice)(x, y), twice(x, y))
         assert sorted(calls) == [0, 0, 1, 1, 1, 1]  # compiled and not
         for _ in range(2):  # the second call changes nothing
-            torch_inside.compute_once(operator)
+            compiler_inside.compute_once(operator)
         assert torch.compiler.config.cache_key_tag == f"test+once-{operator}"
         torch._dynamo.reset()
         calls.clear()
         torch.testing.assert_close(torch.compile(twice)(x, y), twice(x, y))
     lowering.lowerings.pop(operator)
-    assert sorted(calls) == [0, 0, 1, 1, 1], gone(torch_inside, "operators are not lowered by `lowerings`")
+    assert sorted(calls) == [0, 0, 1, 1, 1], gone(compiler_inside, "operators are not lowered by `lowerings`")
 
 
 def test_fake_tensors_have_a_shape_and_no_contents() -> None:

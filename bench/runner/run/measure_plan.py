@@ -53,7 +53,7 @@ from bench.runner.run.events import (
 from bench.runner.run.progress import Course, Progress
 from bench.runner.run.run_state import Run
 from bench.training.setting import in_group
-from bench.training.vendor import torch_inside, transformers_inside
+from bench.training.vendor import compiler_inside, transformers_inside
 
 MAX_FATAL_ATTEMPTS = 3  # a trial during which the whole run died this often counts as crashed
 CEILING_SECONDS = 300.0
@@ -485,7 +485,7 @@ def preload(plan: Plan) -> list[str]:
     families = sorted({cell.model.family for cell in plan.cells})
     modeling = [transformers_inside.modeling_module(name) for name in families]
     compiles = any(in_group(cell.setting, "compilation") for cell in plan.cells)
-    compiler = [*torch_inside.COMPILER_MODULES] if compiles else []
+    compiler = [*compiler_inside.COMPILER_MODULES] if compiles else []
     if compiles and plan.target.device == "cpu":  # the fork server must not initialise CUDA
         compiler.append("bench.training.methods.compile:compile_something")
     return ["numpy", "torch", "torch.utils.data", "transformers", *modeling, *compiler]

@@ -34,7 +34,7 @@ from bench.training.methods import apply_all, arithmetic, prepare_all
 from bench.training.models import counts_of, family_of
 from bench.training.models.isolation import require_documents_apart
 from bench.training.setting import in_group
-from bench.training.vendor import torch_inside
+from bench.training.vendor import compiler_inside
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -159,7 +159,7 @@ class TrialRun:
         trial = self.trial
         family = family_of(trial.model)
         torch.manual_seed(trial.seed)
-        torch_inside.fail_instead_of_eager()
+        compiler_inside.fail_instead_of_eager()
         prepare_all(trial.setting)
         model = self.build_model()
         if trial.model.recipe.documents:

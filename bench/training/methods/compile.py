@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
 from bench.training.models.stochastic_depth import keep_rates_in_tensors
-from bench.training.vendor import torch_inside
+from bench.training.vendor import compiler_inside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,14 +38,14 @@ def compile_something() -> None:
 
 
 def _prepare_whole() -> None:
-    torch_inside.keep_compiled_code_apart()
-    torch_inside.wait_between_reduction_loops()
-    torch_inside.read_rows_without_dimension()
-    torch_inside.compute_parts_apart()
+    compiler_inside.keep_compiled_code_apart()
+    compiler_inside.wait_between_reduction_loops()
+    compiler_inside.read_rows_without_dimension()
+    compiler_inside.compute_parts_apart()
 
 
 def _prepare_blocks() -> None:
-    torch_inside.keep_graphs_whole_under_ddp()
+    compiler_inside.keep_graphs_whole_under_ddp()
     _prepare_whole()
 
 

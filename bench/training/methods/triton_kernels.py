@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bench.training.methods.method import Method, Target, looking_for, refuse_cpu, unfit, why_not_hopper
 from bench.training.models import Model, family_of
 from bench.training.models.depthwise import SIDE
-from bench.training.vendor import torch_inside, transformers_source
+from bench.training.vendor import compiler_inside, transformers_source
 
 if TYPE_CHECKING:
     from torch import nn
@@ -136,7 +136,7 @@ def _apply_transposed_factors(_model: Model, whole: nn.Module, _blocks: list[nn.
 
     from bench.training.models.transposed_factors import linear_layers_of, take_over
 
-    torch_inside.compute_once(torch.ops.bench.transposed.default)
+    compiler_inside.compute_once(torch.ops.bench.transposed.default)
     for layer in linear_layers_of(whole):
         take_over(layer)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bench.training.optimizers.updates import BLOCK
 from bench.training.optimizers.updates.beside_adamw import BesideAdamW
-from bench.training.vendor import torch_inside
+from bench.training.vendor import compiler_inside
 
 DECADES = 7  # of levels below one
 AT_ONCE = 2**16  # blocks; uncompiled, each number that is kept on the way takes 64 MiB for one call
@@ -130,7 +130,7 @@ def store(numbers: Tensor, codes: Tensor, scale: Tensor, levels: Levels) -> None
 @cache
 def compiled_update() -> Callable[..., None]:
     """Return `update_blocks` as one kernel for any number of blocks."""
-    torch_inside.wait_between_reduction_loops()
+    compiler_inside.wait_between_reduction_loops()
     compiled: Callable[..., None] = torch.compile(update_blocks, dynamic=True, fullgraph=True)
     return compiled
 
