@@ -50,6 +50,11 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def raised(error: BaseException) -> str:
+    """Return an exception's type and message on one line: `KeyError: 'width'`. A long message is cut."""
+    return cut(" ".join(f"{type(error).__name__}: {error}".split()), MOST_RAISED)
+
+
 class BenchError(Exception):
     """Base of all errors that a user may see; `advice` says what to do next."""
 
@@ -126,6 +131,7 @@ def edits_between(one: str, other: str) -> int:
 IF_UNTRUSTED = "once you have compared this fingerprint with the signer's own: bench keys trust FILE.pub"
 ALLOWED = "allowed: "
 LETTERS_PER_EDIT = 3  # a typed name may have one mistake for each three of its letters
+MOST_RAISED = 300  # characters of an exception that code of other projects raised
 MOST_LETTERS = 100  # longer texts are not compared with known names
 LEAST_BEGINNING = 3  # letters: a typed beginning of this length counts as near to the whole name
 _LIST = re.compile(rf"(?<={ALLOWED})[^;\n]+")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import bench
-from bench.base.errors import BadInput, BenchError, Mistake, Untrusted
+from bench.base.errors import BadInput, BenchError, Mistake, Untrusted, raised
 
 
 def _subclasses(kind: type[BenchError]) -> Iterator[type[BenchError]]:
@@ -69,3 +69,9 @@ def test_a_path_with_a_line_break_stays_on_its_line() -> None:
         error = made(kind)
         error.where = "a\nvalid      17 files.tar"
         assert str(error).startswith(r"a\nvalid      17 files.tar: the message")
+
+
+def test_an_exception_of_other_code_is_named_on_one_line_and_cut() -> None:
+    assert raised(KeyError("width")) == "KeyError: 'width'"
+    assert raised(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert len(raised(RuntimeError("x" * 1000))) == 300

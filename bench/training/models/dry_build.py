@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json
+from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, raised
 from bench.base.strict_json import from_json, to_json
 from bench.training.models import Counted, Model, families, family_of, has_formulas, module_families
 from bench.training.models.adapters import FamilyWithAdapters, adapter_mistakes
@@ -183,7 +183,7 @@ def _reason(error: Exception) -> str:
     """Return in words why an architecture's code failed."""
     if isinstance(error, AttributeError) and isinstance(error.obj, transformers_inside.configurations()):
         return f"its code reads the field {error.name}, which the configuration does not have"
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return raised(error)
 
 
 def _counted_later(model: Model, path: str) -> str | None:

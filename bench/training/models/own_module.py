@@ -16,7 +16,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.base.errors import BadInput, Mistake, in_json
+from bench.base.errors import BadInput, Mistake, in_json, raised
 from bench.training.models.generic import count_mistakes
 from bench.training.models.model import Has, Model, installed
 from bench.training.models.module_family import ModuleFamily
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 NAME = MODULE = "module"  # the family's, and the field with the file and the class
 CODE, CONFIG = "code", "config"
-LONGEST_SHOWN = 300  # characters of an error of the code
 
 
 class OwnModule(ModuleFamily):
@@ -167,6 +166,5 @@ def _executed(file: str, code: Sequence[str], where: str) -> ModuleType:
     try:
         exec(compile(text, shown, "exec"), module.__dict__)
     except (Exception, SystemExit) as error:  # the code may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_SHOWN]
-        raise BadInput(f"{file} cannot be imported: {reason}", where=where) from error
+        raise BadInput(f"{file} cannot be imported: {raised(error)}", where=where) from error
     return module

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bench.base.errors import BadInput, Mistake, in_json, nearest
+from bench.base.errors import BadInput, Mistake, in_json, nearest, raised
 from bench.training.models.generic import is_compound
 from bench.training.models.model import Model
 from bench.training.models.module_family import Answer, ModuleFamily
@@ -90,8 +90,7 @@ class TimmFamily(ModuleFamily):
         try:
             body = timm.create_model(name, pretrained=False, num_classes=classes, **options)
         except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise BadInput(f"timm refuses this architecture: {reason}", where=model.name) from error
+            raise BadInput(f"timm refuses this architecture: {raised(error)}", where=model.name) from error
         return Classifier(body).float().train()
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
