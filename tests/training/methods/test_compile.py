@@ -14,7 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import known_methods
-from bench.training.models import known_models
+from bench.training.models import family_of, known_models
+from tests.training.models.keeping import made_up_batch
+from tests.training.models.test_attention import built
+from tests.training.models.test_repeated_blocks import small
 
 
 class Block(nn.Module):
@@ -48,3 +51,17 @@ def test_ddp_does_not_split_a_compiled_block(group_of_one: None, without_inducto
     replica = DistributedDataParallel(body)
     replica(torch.randn(4, 1024, requires_grad=True)).sum().backward()
     assert counters["aot_autograd"]["total"] == counters["stats"]["unique_graphs"] == 1
+
+
+def test_compiled_blocks_of_qwen_3_5_compute_the_same(without_inductor: None) -> None:
+    """torch traces the gradient of its softplus with other strides than the operator returns."""
+    model = small("qwen3_5_text", "causal-lm", precision="fp32")
+    norms = []
+    for compiled in (False, True):
+        module = built(model, kernels=False)
+        whole = WithLoss(module, model.recipe.aim)
+        if compiled:
+            known_methods()["compile-blocks"].apply(model, whole, family_of(model).blocks(module))
+        whole(made_up_batch(model, 2)).backward()
+        norms.append(nn.utils.get_total_norm(weight.grad for weight in module.parameters()))
+    torch.testing.assert_close(norms[1], norms[0], rtol=1e-5, atol=0)
