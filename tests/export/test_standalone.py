@@ -224,6 +224,17 @@ def test_a_recipe_that_cannot_be_expressed_is_refused(recipe: Any, reason: str) 
     assert reason in (standalone.refuse(trial_of("tiny-gpt-neox", **recipe)) or "")
 
 
+@pytest.mark.parametrize(
+    ("setting", "refused"), [((), False), (("half-weights",), True), (("zero-2",), True)]
+)
+def test_code_that_mixes_precisions_is_refused_with_half_precision_weights(
+    setting: tuple[str, ...], refused: bool
+) -> None:
+    trial = trial_of("tiny-gpt-neox", setting, precision="bf16")
+    trial = replace(trial, model=replace(trial.model, family="openai-gpt"))
+    assert ("mixes precisions" in (standalone.refuse(trial) or "")) == refused
+
+
 @pytest.mark.parametrize("objective", ["contrastive", "own-loss", "denoising"])
 def test_an_objective_of_benchs_own_code_is_refused(objective: str) -> None:
     assert objective in known_objectives()

@@ -15,6 +15,8 @@ from bench.export.standalone.model import MASKED_HEAD, head_of
 from bench.records.trial import Trial
 from bench.training.methods import method_named
 from bench.training.models import families, module_families, own_module
+from bench.training.models.footprint import lowers_weights
+from bench.training.models.mixed_precisions import mixes_precisions
 from bench.training.vendor import transformers_inside, transformers_source
 
 KIND: Final = "standalone"
@@ -78,6 +80,8 @@ def _of_recipe(trial: Trial) -> Iterator[str]:
 
 def _of_model(trial: Trial) -> Iterator[str]:
     family, recipe = trial.model.family, trial.model.recipe
+    if mixes_precisions(trial.model) and lowers_weights(trial.model, trial.setting):
+        yield f"the code of {family} mixes precisions, and code of bench runs it with half-precision weights"
     if family in module_families():
         if family == own_module.FAMILY.name:
             yield "the model's own code is in no package that the script could import"

@@ -42,7 +42,7 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
         if not _adds_up_for(entry):
             return plain(entry, weight, bias)
         multiply = linear_in_fp8 if in_fp8 else _product
-        out: Tensor = multiply(entry, weight, bias, layer.sums)
+        out: Tensor = multiply(entry.to(weight.dtype), weight, bias, layer.sums)
         return out
 
     if "forward" in vars(layer):  # replaced by a method that uses `layer.product` (biased_gelu.py)
@@ -139,7 +139,8 @@ def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None
             return first_alone(entry)
         biases = [layer.bias for layer in layers if layer.bias is not None]
         own: Tensor
-        own, *results = joined.apply(entry, first.matrix, first.sums_of_all, rows, *biases)
+        lowered = entry.to(first.matrix.dtype)
+        own, *results = joined.apply(lowered, first.matrix, first.sums_of_all, rows, *biases)
         waiting.update(enumerate((entry, result) for result in results))
         return own
 

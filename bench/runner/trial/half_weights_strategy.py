@@ -32,7 +32,6 @@ from bench.runner.trial.training_loop import (
     trained,
 )
 from bench.training.models import Recipe
-from bench.training.models.position_tables import lower_position_tables
 from bench.training.vendor import torch_inside
 
 ALIGNED = 128  # elements; vectorised kernels are fast on tensors that start at multiples
@@ -54,10 +53,9 @@ class HalfWeightsStrategy(SingleDevice):
         side_by_side = dict.fromkeys(layer.weight for group in joined for layer in group)
         self.gradients = _flat_gradients([copies[weight] for weight in side_by_side | copies])
         half = HALF[recipe.precision]
-        # Of buffers, only tables that are added to embeddings: those of rotary positions stay in fp32.
+        # Buffers keep their precision: `apply_all` lowers tables that are added to embeddings.
         for weight in set(whole.parameters()) - torch_inside.batch_norm_weights(whole):
             weight.data = weight.data.to(half)
-        lower_position_tables(whole, half)
         for weight, copy in copies.items():
             weight.register_post_accumulate_grad_hook(_hook_adding_to(copy))
         for group in joined:

@@ -29,10 +29,11 @@ from bench.training.models import Model, family_of, module_families
 from bench.training.models.attention import fused_attention
 from bench.training.models.cuda_autocast import as_on_cuda
 from bench.training.models.experts import grouped_in_fp16
-from bench.training.models.footprint import autocasts
+from bench.training.models.footprint import autocasts, lowers_weights
 from bench.training.models.fp8 import multiply_blocks_in_fp8
 from bench.training.models.head import unchecked_head
 from bench.training.models.model import empty_batch
+from bench.training.models.position_tables import lower_position_tables
 from bench.training.models.stand_in import stand_in
 from bench.training.setting import Setting, halves_weights
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
@@ -212,6 +213,8 @@ def _recorded(
         torch_inside.windows_attended_by(partial(recording.replaced, "attention")),
     ):
         torch_inside.make_fake(module, half if halved else None)
+        if lowers_weights(model, setting):
+            lower_position_tables(module, model.recipe.precision)
         if model.recipe.precision == "fp8":
             multiply_blocks_in_fp8(module, family_of(model).blocks(module), model.name)
         batch = empty_batch(model, micro_batch, half if half is not None and halved else torch.float32)

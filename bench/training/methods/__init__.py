@@ -37,7 +37,9 @@ from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
 from bench.training.methods.triton_kernels import TRANSPOSED_FACTORS as TRANSPOSED_FACTORS
 from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
+from bench.training.models.footprint import lowers_weights
 from bench.training.models.model import ADAPTERS
+from bench.training.models.position_tables import lower_position_tables
 from bench.training.models.probe import tiny_input
 from bench.training.objectives.documents import ENDS
 from bench.training.setting import GROUPS, NAIVE, SETTINGS_KEPT, Setting, in_group, sharded_by
@@ -219,7 +221,8 @@ def prepare_all(setting: Setting) -> None:
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
     """Apply the setting's methods, in order, to the model with its loss and to its blocks.
 
-    Products in fp8 belong to the recipe and not to a method: every setting of such a recipe has them.
+    Products in fp8 belong to the recipe and not to a method: every setting of such a recipe has them. Tables
+    of positions are lowered here for every strategy that lowers weights, DeepSpeed's too.
     """
     methods = [method_named(name) for name in setting]
     whole.blocks = tuple(blocks)
@@ -234,6 +237,8 @@ def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.
             reason = f"{method.name}: the head of this architecture cannot run on its own"
             raise BadInput(reason, where=model.name)
         method.apply(model, whole, blocks)
+    if lowers_weights(model, setting):
+        lower_position_tables(whole, model.recipe.precision)
     if model.recipe.precision == "fp8":  # last, so that methods find plain layers
         from bench.training.models.fp8 import multiply_blocks_in_fp8  # imports torch
 

@@ -29,6 +29,7 @@ from bench.training.models.footprint import (
     order_of,
 )
 from bench.training.models.kept_attention import fused_calls, kept_attention
+from bench.training.models.mixed_precisions import mixes_precisions
 from bench.training.models.model import Model, empty_batch
 from bench.training.models.position_tables import lower_position_tables
 from bench.training.models.repeated_blocks import (
@@ -289,7 +290,7 @@ class _Count:
         if reads:
             _require_no_capacity(module)
         samples = _samples_with_contents(module) if reads else SAMPLES
-        autocast = None if halved else half
+        autocast = None if halved and not mixes_precisions(model) else half
         short = short or model.recipe.sequence_length is None
         count = _Count(
             module, blocks_of(module), autocast, known, samples, reads, long=long or {}, short=short
@@ -298,7 +299,7 @@ class _Count:
             lowered = half if halved else None
             torch_inside.make_fake(module, lowered)
             if lowered:
-                lower_position_tables(module, lowered)
+                lower_position_tables(module, model.recipe.precision)
             batch = empty_batch(model, samples, lowered or torch.float32)
             count._run(batch, model.recipe.aim)
         return count
@@ -440,10 +441,7 @@ class _Count:
         """
         given = copied((kind.arguments, dict(kind.keywords)))
         call = partial(self._call, kind)
-        with transformers_inside.without_kept_results():
-            saved, tensors = torch_inside.tensors_when_compiled(
-                kind.first, call, given, self.samples, ends_graph
-            )
+        saved, tensors = torch_inside.tensors_when_compiled(kind.first, call, given, self.samples, ends_graph)
         return sum(size for size in saved if size % self.samples == 0) // self.samples, tensors
 
     @contextmanager

@@ -15,6 +15,7 @@ from bench.base.errors import Mistake
 from bench.base.frozen import dataclass
 from bench.base.strict_json import later
 from bench.training.lifetimes import from_text
+from bench.training.models.mixed_precisions import mixes_precisions
 from bench.training.models.model import (
     SDPA,
     Family,
@@ -192,7 +193,7 @@ class Counted:
         """
         if lowered(model) == FP32:
             return None
-        way = "kernels" in setting, not autocasts(model, setting)
+        way = "kernels" in setting, lowers_weights(model, setting)
         return next((one.reason for one in self.failing if (one.kernels, one.halved) == way), None)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
@@ -302,10 +303,15 @@ def predictions_per_sample(model: Model) -> int:
 def autocasts(model: Model, setting: Setting) -> bool:
     """Whether autocast computes norms and sums in fp32.
 
-    ZeRO and half-weights use no autocast: they compute in the precision of their weights.
+    ZeRO and half-weights use no autocast: they compute in the precision of their weights, unless the code of
+    the model mixes precisions.
     """
-    weights_decide = "half-weights" in setting or sharded_by(setting) == "zero"
-    return lowered(model) < FP32 and not weights_decide
+    return lowered(model) < FP32 and (mixes_precisions(model) or not lowers_weights(model, setting))
+
+
+def lowers_weights(model: Model, setting: Setting) -> bool:
+    """Whether the weights of a pass have half precision before it begins, and the model computes in it."""
+    return lowered(model) < FP32 and ("half-weights" in setting or sharded_by(setting) == "zero")
 
 
 def between_blocks(model: Model, setting: Setting) -> int:

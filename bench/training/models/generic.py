@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import fused_attention
 from bench.training.models.experts import grouped_experts
+from bench.training.models.mixed_precisions import autocast_half_weights, mixes_precisions
 from bench.training.models.model import (
     Family,
     Has,
@@ -113,6 +114,7 @@ class TransformersFamily(Family):
         import torch
 
         configuration, kind = configured(model), kinds()[model.recipe.objective]
+        transformers_inside.keep_no_results_without_contents()
         if model.recipe.half:
             transformers_inside.use_experts(configuration, grouped_experts())
         with _refusals_name(model), transformers_inside.without_hub():
@@ -124,6 +126,8 @@ class TransformersFamily(Family):
         if model.architecture.get("tie_word_embeddings") is False and "tokens" in model.recipe.aim.data:
             transformers_inside.separate_head(module)
         transformers_inside.hand_no_caches(module, self.blocks(module))
+        if mixes_precisions(model):
+            autocast_half_weights(module)
         if torch.get_default_dtype() == torch.float32:  # otherwise weights are wanted in half precision
             module.float()
         return module.train()

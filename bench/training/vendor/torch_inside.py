@@ -56,6 +56,18 @@ def fake_tensors() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def makes_no_contents() -> bool:
+    """Whether a new tensor would have no contents: inside of `fake_tensors()`, or on the device "meta".
+
+    Relies on: `detect_fake_mode` of the private module `torch._guards`. No issue known. Remove when torch
+    exports FakeTensorMode publicly.
+    """
+    import torch
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode() is not None or torch.get_default_device().type == "meta"
+
+
 def needs_contents(error: Exception) -> bool:
     """Whether code failed because it read the contents of tensors that have none, or put some on the CPU.
 

@@ -15,6 +15,8 @@ from functools import cache, partial, wraps
 from importlib import import_module, reload
 from typing import TYPE_CHECKING, Any
 
+from bench.training.vendor import torch_inside
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -255,22 +257,23 @@ def make_no_full_masks(model: nn.Module) -> None:
                 module.is_torchdynamo_compiling = lambda: True
 
 
-@contextmanager
-def without_kept_results() -> Iterator[None]:
-    """Within the context, methods whose results transformers keeps compute them again, as in compiled code.
+def keep_no_results_without_contents() -> None:
+    """Let functions whose results transformers keeps compute them again wherever tensors have no contents.
 
     Relies on: `is_torchdynamo_compiling` in pytorch_utils, by which `compile_compatible_method_lru_cache`
-    decides. Why: a kept tensor of an earlier pass without contents is none of the pass that is recorded. No
-    issue known. Remove when passes without contents can be recorded by torch.compile itself.
+    decides. Why: BEiT keeps its index of positions by the size of a window. A model that was trained after it
+    was counted took the index without contents, and its loss had none either. No issue known.
+    Remove when transformers keeps no tensors that are fake.
     """
     from transformers import pytorch_utils
 
-    before = pytorch_utils.is_torchdynamo_compiling
-    pytorch_utils.is_torchdynamo_compiling = lambda: True
-    try:
-        yield
-    finally:
-        pytorch_utils.is_torchdynamo_compiling = before
+    pytorch_utils.is_torchdynamo_compiling = _computes_again
+
+
+def _computes_again() -> bool:
+    from transformers.utils import is_torchdynamo_compiling
+
+    return bool(is_torchdynamo_compiling()) or torch_inside.makes_no_contents()
 
 
 @dataclass

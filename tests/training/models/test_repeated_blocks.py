@@ -290,7 +290,10 @@ def test_experts_that_drop_tokens_have_no_counted_memory_and_a_reason() -> None:
     assert reason.endswith("its experts drop tokens, and how many depends on what they learn")
 
 
-def test_a_model_that_cannot_compute_with_half_weights_has_a_reason_for_them() -> None:
+def test_a_model_that_cannot_compute_with_half_weights_has_a_reason_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bench.training.models.mixed_precisions.MIXING", frozenset())
     model, said = small("minimax", "causal-lm", precision="bf16"), list[str]()
     counts = counted(model, tell=said.append)
     assert {one.halved for one in counts.footprints} == {False}
