@@ -251,6 +251,17 @@ def test_experts_in_half_precision_are_refused() -> None:
     assert has_experts("mixtral") and not has_experts("llama")
 
 
+@pytest.mark.parametrize(
+    ("setting", "refused"), [((), False), (("half-weights",), True), (("zero-2",), True)]
+)
+def test_tables_of_positions_that_a_setting_lowers_are_refused(
+    setting: tuple[str, ...], refused: bool
+) -> None:
+    trial = trial_of("tiny-gpt-neox", setting, precision="bf16")
+    trial = replace(trial, model=replace(trial.model, family="xglm"))
+    assert ("xglm adds tables of positions in fp32" in (standalone.refuse(trial) or "")) == refused
+
+
 def test_a_refusal_names_the_method_and_what_can_run_it(tmp_path: Path, capsys: Any) -> None:
     path = bundle(tmp_path / "a.tar", settings=[(("kernels", "rotary"), 0.5)])
     assert main(["export", str(path), "--to", "standalone", str(tmp_path / "b")]) == 2

@@ -17,9 +17,9 @@ from bench.runner.trial.pool_sizes import (
     images_of_pool,
     tokens_of_pool,
 )
+from bench.training.models.footprint import lowers_weights
 from bench.training.objectives.masked_lm import MASK_TOKEN_SHARE, RANDOM_TOKEN_SHARE
 from bench.training.objectives.sound import sound_part
-from bench.training.setting import sharded_by
 
 NUMPY, TORCH = "import numpy as np", "import torch"
 COMMENT_WIDTH = 96  # columns
@@ -166,7 +166,7 @@ def _sound_name(trial: Trial) -> str:
 def _batches(trial: Trial) -> SourcePart:
     recipe = trial.model.recipe
     images, sounds = "images" in recipe.aim.data, bool(recipe.audio_seconds)
-    lowered = bool(recipe.half) and ("half-weights" in trial.setting or sharded_by(trial.setting) == "zero")
+    lowered = lowers_weights(trial.model, trial.setting)
     lines = [
         "for loaded in loader:",
         "    batch = {name: part.to(device, non_blocking=True) for name, part in loaded.items()}",

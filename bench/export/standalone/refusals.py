@@ -80,7 +80,8 @@ def _of_recipe(trial: Trial) -> Iterator[str]:
 
 def _of_model(trial: Trial) -> Iterator[str]:
     family, recipe = trial.model.family, trial.model.recipe
-    if mixes_precisions(trial.model) and lowers_weights(trial.model, trial.setting):
+    lowered = lowers_weights(trial.model, trial.setting)
+    if lowered and mixes_precisions(trial.model):
         yield f"the code of {family} mixes precisions, and code of bench runs it with half-precision weights"
     if family in module_families():
         if family == own_module.FAMILY.name:
@@ -90,5 +91,7 @@ def _of_model(trial: Trial) -> Iterator[str]:
     elif family not in families():
         if not transformers_source.types():
             yield f"what the code of {family} needs is read from transformers, which is not installed here"
+        elif lowered and transformers_source.has_position_tables(family):
+            yield f"{family} adds tables of positions in fp32, and code of bench gives them half precision"
         elif transformers_source.has_experts(family) and (recipe.half or recipe.optimizer.updates_matrices):
             yield f"the experts of {family} in half precision, or under Muon, run by code of bench"

@@ -205,6 +205,11 @@ def has_experts(model_type: str) -> bool:
     return "use_experts_implementation" in _source(model_type, "modeling")
 
 
+def has_position_tables(model_type: str) -> bool:
+    """Whether the type's code adds tables of positions, which are buffers, to embeddings."""
+    return bool(re.search(r"class \w*SinusoidalPositional\w*\(nn\.Module\)", _source(model_type, "modeling")))
+
+
 def why_not_joined(model_type: str) -> str | None:
     """Return why no layers of an architecture can be joined to one product; None if they can, or if unknown.
 

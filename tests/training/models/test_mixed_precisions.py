@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.methods import apply_all
 from bench.training.models import family_of
 from bench.training.models.counted_memory import counted_memory
 from bench.training.models.generic import TransformersFamily
 from bench.training.models.mixed_precisions import MIXING
 from bench.training.models.probe import tiny_batch
 from bench.training.setting import Setting
-from tests.training.methods.test_joined_products import small
+from tests.training.methods.test_joined_products import small, trained
 from tests.training.test_equivalence import curve
 from website.sources import ROOT
 
@@ -32,17 +32,18 @@ DROPOUT = {
     "swinv2": {"drop_path_rate": 0.0},
 }
 HALF_WEIGHTS: Setting = ("half-weights",)
+OBJECTIVES = re.findall(r"^## (.+)$", (ROOT / "docs" / "models.md").read_text(), re.MULTILINE)
 
 
 def failing(model_type: str, objective: str) -> list[str]:
-    """Return why the code of a small model fails with weights in half precision, with kernels or without."""
+    """Return why the code of a small model fails with weights in half precision."""
     model = small(model_type, objective)
     family = family_of(model)
     if not isinstance(family, TransformersFamily):
         return []
     build = partial(family.build_for_memory, model)
-    ways = [(kernels, (False,)) for kernels, _ in family.counted_ways()]
-    return [one.reason for one in counted_memory(model, build, family.blocks, ways).failing if one.halved]
+    found = counted_memory(model, build, family.blocks, [(False, (False,))])
+    return [one.reason for one in found.failing if one.halved]
 
 
 def test_every_type_that_mixes_precisions_is_tested_here() -> None:
@@ -59,15 +60,11 @@ def test_code_that_mixes_precisions_is_not_refused_for_half_weights(
 
 
 @pytest.mark.sweep
-def test_no_architecture_that_trains_is_refused_for_half_weights() -> None:
-    refused = {}
-    for section in (ROOT / "docs" / "models.md").read_text().split("\n## ")[1:]:
-        objective, _, rest = section.partition("\n")
-        listed = rest.partition("Train: ")[2].partition(".\n")[0]
-        for name in filter(None, listed.replace("`", "").split(", ")):
-            if reasons := failing(name, objective):
-                refused[name, objective] = reasons
-    assert refused == {}
+@pytest.mark.parametrize(
+    ("model_type", "objective"), dict(pair for objective in OBJECTIVES for pair in trained(objective)).items()
+)
+def test_no_architecture_that_trains_is_refused_for_half_weights(model_type: str, objective: str) -> None:
+    assert failing(model_type, objective) == []
 
 
 @pytest.mark.parametrize("model_type", AIMS)
@@ -97,21 +94,3 @@ def test_the_model_autocasts_inside_of_an_engine_that_turns_autocast_off(model_t
 
 def lowered_images(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.bfloat16() if part.is_floating_point() else part for name, part in batch.items()}
-
-
-@pytest.mark.parametrize(
-    ("setting", "precision"),
-    [(HALF_WEIGHTS, torch.bfloat16), (("zero-1",), torch.bfloat16), ((), torch.float32)],
-)
-def test_tables_of_positions_have_the_precision_of_weights_that_a_setting_lowers(
-    setting: Setting, precision: torch.dtype
-) -> None:
-    """DeepSpeed leaves buffers as they are, so that ZeRO of M2M-100 crashed."""
-    model = small("m2m_100", "sequence-to-sequence")
-    module: nn.Module = family_of(model).build(model, kernels=False)
-    apply_all(setting, model, WithLoss(module, model.recipe.aim), [])
-    tables = [
-        table for name, table in module.named_buffers() if "embed_positions" in name and table.dim() == 2
-    ]
-    assert tables
-    assert {table.dtype for table in tables} == {precision}
