@@ -225,14 +225,18 @@ def test_a_recipe_that_cannot_be_expressed_is_refused(recipe: Any, reason: str) 
 
 
 @pytest.mark.parametrize(
+    ("family", "reason"),
+    [("openai-gpt", "mixes precisions"), ("xglm", "xglm adds tables of positions in fp32")],
+)
+@pytest.mark.parametrize(
     ("setting", "refused"), [((), False), (("half-weights",), True), (("zero-2",), True)]
 )
-def test_code_that_mixes_precisions_is_refused_with_half_precision_weights(
-    setting: tuple[str, ...], refused: bool
+def test_a_model_that_benchs_code_lowers_in_part_is_refused_with_half_precision_weights(
+    setting: tuple[str, ...], refused: bool, family: str, reason: str
 ) -> None:
     trial = trial_of("tiny-gpt-neox", setting, precision="bf16")
-    trial = replace(trial, model=replace(trial.model, family="openai-gpt"))
-    assert ("mixes precisions" in (standalone.refuse(trial) or "")) == refused
+    trial = replace(trial, model=replace(trial.model, family=family))
+    assert (reason in (standalone.refuse(trial) or "")) == refused
 
 
 @pytest.mark.parametrize("objective", ["contrastive", "own-loss", "denoising"])
@@ -249,17 +253,6 @@ def test_experts_in_half_precision_are_refused() -> None:
     moe = Model("x", "mixtral", {"vocab_size": 64}, replace(model.recipe, precision="bf16"))
     assert "experts of mixtral" in (standalone.refuse(replace(trial_of("tiny-gpt-neox"), model=moe)) or "")
     assert has_experts("mixtral") and not has_experts("llama")
-
-
-@pytest.mark.parametrize(
-    ("setting", "refused"), [((), False), (("half-weights",), True), (("zero-2",), True)]
-)
-def test_tables_of_positions_that_a_setting_lowers_are_refused(
-    setting: tuple[str, ...], refused: bool
-) -> None:
-    trial = trial_of("tiny-gpt-neox", setting, precision="bf16")
-    trial = replace(trial, model=replace(trial.model, family="xglm"))
-    assert ("xglm adds tables of positions in fp32" in (standalone.refuse(trial) or "")) == refused
 
 
 def test_a_refusal_names_the_method_and_what_can_run_it(tmp_path: Path, capsys: Any) -> None:
