@@ -207,7 +207,7 @@ def has_experts(model_type: str) -> bool:
 
 def has_position_tables(model_type: str) -> bool:
     """Whether the type's code adds tables of positions, which are buffers, to embeddings."""
-    return bool(re.search(r"class \w*SinusoidalPositional\w*\(nn\.Module\)", _source(model_type, "modeling")))
+    return "def make_weights(self, num_embeddings: int" in _source(model_type, "modeling")
 
 
 def why_not_joined(model_type: str) -> str | None:
