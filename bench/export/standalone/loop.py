@@ -13,6 +13,7 @@ from bench.export.standalone.python_source import SourcePart
 from bench.export.standalone.updates import may_share_gradients, optimizer_lines
 from bench.records.trial import Trial
 from bench.training.models import uses_all_weights
+from bench.training.models.footprint import autocasts
 from bench.training.setting import in_group, sharded_by
 
 HALF = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -196,7 +197,7 @@ def _loop(trial: Trial) -> list[str]:
     """Return the lines of `main` that load a checkpoint, and repeat steps, log lines and checkpoints."""
     recipe, sharded, several = trial.model.recipe, sharded_by(trial.setting), several_processes(trial)
     scaled, ddp = _scales_loss(trial), _uses_ddp(trial)
-    autocast = bool(recipe.half) and sharded != "zero" and "half-weights" not in trial.setting
+    autocast = autocasts(trial.model, trial.setting)
     passes = _passes(trial, ddp=ddp, autocast=autocast, scaled=scaled)
     save, load = _checkpoint_calls(trial)
     return [

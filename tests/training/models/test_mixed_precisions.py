@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from bench.runner.trial.training_loop import WithLoss
+from bench.runner.trial.training_loop import WithLoss, lowered
 from bench.training.models import family_of
 from bench.training.models.counted_memory import counted_memory
 from bench.training.models.generic import TransformersFamily
@@ -82,7 +81,7 @@ def test_the_model_autocasts_inside_of_an_engine_that_turns_autocast_off(model_t
     model = small(model_type, AIMS[model_type])
     module = family_of(model).build(model, kernels=False)
     whole = WithLoss(module, model.recipe.aim)
-    batch = lowered_images(tiny_batch(module, model))
+    batch = lowered(tiny_batch(module, model), model.recipe)
     for weight in module.parameters():
         weight.data = weight.data.bfloat16()
     with torch.autocast("cpu", enabled=False):  # as DeepSpeed's engine calls a model
@@ -90,7 +89,3 @@ def test_the_model_autocasts_inside_of_an_engine_that_turns_autocast_off(model_t
     assert {weight.grad.dtype for weight in module.parameters() if weight.grad is not None} == {
         torch.bfloat16
     }
-
-
-def lowered_images(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: part.bfloat16() if part.is_floating_point() else part for name, part in batch.items()}

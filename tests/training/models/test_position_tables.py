@@ -14,12 +14,10 @@ from bench.training.setting import Setting
 from bench.training.vendor import transformers_source
 from tests.training.methods.test_joined_products import TRAINED, small, trained
 
-HALF_WEIGHTS: Setting = ("half-weights",)
-
 
 @pytest.mark.parametrize(
     ("setting", "precision"),
-    [(HALF_WEIGHTS, torch.bfloat16), (("zero-1",), torch.bfloat16), ((), torch.float32)],
+    [(("half-weights",), torch.bfloat16), (("zero-1",), torch.bfloat16), ((), torch.float32)],
 )
 def test_tables_of_positions_have_the_precision_of_weights_that_a_setting_lowers(
     setting: Setting, precision: torch.dtype
