@@ -572,6 +572,27 @@ def test_exact_gelu_is_told_from_its_approximations() -> None:
     assert not transformers_inside.is_exact_gelu(nn.GELU(approximate="tanh"))
 
 
+def test_transformers_keeps_no_results_that_have_no_contents() -> None:
+    from transformers import pytorch_utils
+
+    class Counting:
+        calls = 0
+
+        @pytorch_utils.compile_compatible_method_lru_cache(maxsize=4)
+        def positions(self, size: int) -> torch.Tensor:
+            self.calls += 1
+            return torch.arange(size)
+
+    transformers_inside.keep_no_results_without_contents()
+    counting = Counting()
+    with torch_inside.fake_tensors():
+        counting.positions(3)
+    found = [counting.positions(3), counting.positions(3)]
+    assert type(found[0]) is torch.Tensor and counting.calls == 2, gone(
+        transformers_inside, "transformers decides in another way which results it keeps"
+    )
+
+
 def test_transformers_refuses_wrong_types_with_a_known_exception() -> None:
     from transformers import ViTConfig
 
